@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The plan: placement and schedule, made before anything is allocated. Exact in bytes; a cost model
+ * predicts the time. `megatrain plan` prints it, `train` executes it or refuses.
+ */
+#ifndef MT_CORE_PLAN_H
+#define MT_CORE_PLAN_H
+
+#include "../host/store.h"
+
+enum { PLAN_AUTO = -1 };
+
+/* What the machine does, for the cost model. Bytes/s and FLOP/s. */
+typedef struct plan_profile {
+    double gemm_flops; /* per second, compute dtype */
+    double attn_flops;
+    double copy_in, copy_out; /* host <-> device, bytes/s */
+    double host_bandwidth;    /* bytes/s that all optimizer workers together reach */
+} plan_profile;
+
+/* What the user asked for. */
+typedef struct plan_request {
+    mt_dtype compute;
+    int64_t micro_tokens;    /* tokens of a micro-batch */
+    int64_t micro_batches;   /* per step */
+    int64_t micro_documents; /* most documents of a micro-batch */
+    int64_t max_seq_len;
+    int64_t groups;         /* micro-batch groups of a step; PLAN_AUTO */
+    int32_t policy;         /* tpl_policy for all units, or PLAN_AUTO */
+    int32_t weight_buffers; /* units in flight, >= 2; PLAN_AUTO */
+    int64_t device_limit;   /* bytes; PLAN_AUTO: what the device has free, less a margin */
+    int64_t host_limit;     /* bytes; PLAN_AUTO: what the cgroup or the machine has */
+    double max_grad_norm;   /* 0: clipping off, immediate updates, no gradient plane */
+    bool training;          /* false: eval and generation only, no states, no gradients */
+    int64_t context;        /* generation: tokens of the KV cache; 0: none */
+    uint32_t n_states;
+    mt_state_spec states[MT_OPTIM_MAX_STATES];
+} plan_request;
+
+/* Bytes of one kind in one tier. */
+typedef enum plan_tier { PLAN_DEVICE = 0, PLAN_HOST = 1, PLAN_TIERS = 2 } plan_tier;
+typedef struct plan_item {
+    const char *name; /* "weight buffers", "saved activations", "masters", ... */
+    plan_tier tier;
+    int64_t bytes;
+} plan_item;
+
+typedef struct plan {
+    plan_request request;
+    const model *m;
+    int64_t groups, group_batches; /* groups of a step, most micro-batches of a group */
+    int32_t weight_buffers;
+    tpl_policy *policy; /* [n_units] */
+    tpl_plan **tpl;     /* [n_units]; units with the same template and policy share one */
+    plan_item item[24];
+    int32_t n_items;
+    int64_t tier_bytes[PLAN_TIERS];
+    /* Prediction for a full step, seconds, and what bounds it. */
+    double seconds, compute_seconds, copy_in_seconds, copy_out_seconds, optimizer_seconds;
+    const char *bound; /* "compute", "copy-in", "copy-out", "host memory" */
+    struct plan_owner *owner;
+} plan;
+
+/* Chooses whatever is PLAN_AUTO: the fastest that fits. When nothing fits, fails with a text that
+ * says what is missing and what would make it fit. [main] */
+mt_status plan_create(const model *m, const plan_request *request, const plan_profile *profile,
+                      const mt_backend *backend, void *device, plan **ret);
+void plan_destroy(plan *p); /* accepts NULL */
+
+/* The table that `megatrain plan` prints (brief: the few lines that `train` starts with). */
+void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *text), void *arg);
+
+/* Rough figures for this device: a short measurement of GEMM, copies and host bandwidth. [main] */
+mt_status plan_measure(const mt_backend *backend, void *device, mt_dtype compute,
+                       plan_profile *ret);
+
+#endif

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The host store: master weights and optimizer states of every unit, in planes.
+ *
+ * Plane `hi` (BF16, what is streamed) and plane `lo` (the 16 bits below) together are the FP32
+ * master; the optimizer declares the others; a gradient plane exists when all gradients must be
+ * there before the first update. Padding between parameters is zero and stays zero.
+ */
+#ifndef MT_CORE_STORE_H
+#define MT_CORE_STORE_H
+
+#include "../template/model.h"
+
+#include <megatrain/optim.h>
+
+typedef struct store_unit {
+    int64_t elems; /* = tpl.own_elems */
+    uint16_t *hi;
+    int16_t *lo;
+    void *state[MT_OPTIM_MAX_STATES]; /* element i of plane s belongs to element i of the master */
+    float *grad;                      /* NULL without a gradient plane */
+} store_unit;
+
+typedef struct store {
+    const model *m;
+    int32_t n_units;
+    store_unit *units;
+    uint32_t n_states;
+    mt_state_spec states[MT_OPTIM_MAX_STATES];
+    int64_t weight_bytes, state_bytes, grad_bytes; /* exact, as allocated */
+    const mt_backend *backend;
+    void *device;
+    void *region; /* one allocation holds all planes */
+    int64_t region_bytes;
+} store;
+
+/* Bytes that store_create will allocate. [pure] */
+int64_t store_bytes(const model *m, const mt_state_spec *states, uint32_t n_states,
+                    bool grad_plane);
+
+/* All planes zero. Memory comes from backend->host_alloc. n_states may be 0 (inference). [main] */
+mt_status store_create(const model *m, const mt_state_spec *states, uint32_t n_states,
+                       bool grad_plane, const mt_backend *backend, void *device, store **ret);
+void store_destroy(store *s); /* accepts NULL */
+
+/* Draws every parameter as its declaration says; the result depends on `seed` and the parameters'
+ * names only, not on order or threads. [main] */
+void store_init_random(store *s, uint64_t seed);
+
+/* Elements first .. first+n of parameter p as FP32 masters. [any], disjoint ranges */
+void store_get(const store *s, int32_t param, int64_t first, int64_t n, float *ret);
+void store_set(store *s, int32_t param, int64_t first, int64_t n, const float *src);
+
+/* Pointer to the elements of state plane `state` that belong to parameter p. */
+void *store_state(const store *s, int32_t param, uint32_t state);
+
+/* xxh3-64 over all masters and states, in parameter order: equal stores have equal hashes. [any] */
+uint64_t store_hash(const store *s);
+
+#endif

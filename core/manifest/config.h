@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A tree read from YAML or JSON, with the place of every node, and its mt_config view for plugins.
+ */
+#ifndef MT_CORE_CONFIG_H
+#define MT_CORE_CONFIG_H
+
+#include <megatrain/base.h>
+
+typedef struct config config; /* a whole document */
+
+/* Reads a file. Syntax errors, duplicate keys, anchors that do not resolve and non-string keys are
+ * errors of the form `FILE:LINE:COLUMN: ...`. [main] */
+mt_status config_read_yaml(const char *path, config **ret);
+mt_status config_read_json(const char *path, config **ret);
+/* The same from memory; `label` stands for the file name in messages. */
+mt_status config_parse_yaml(const char *text, size_t n, const char *label, config **ret);
+void config_destroy(config *c); /* accepts NULL */
+
+/* Applies a command-line override "a.b.c=value" (value is YAML, so lists and maps work). Messages
+ * about it name the argument in place of the file. */
+mt_status config_override(config *c, const char *assignment);
+
+/* The subtree at a dotted path as a plugin sees it ("" for the root; a missing path gives an empty
+ * section). Lives as long as the config. */
+const mt_config *config_section(config *c, const char *path);
+
+/* Keys of the map at `path`, in file order; NULL past the end. */
+const char *config_key(const config *c, const char *path, int64_t index);
+
+/* Fails when a key below `path` was never asked for, with file, line, column and the nearest key
+ * that was asked for: `run.yaml:14:5: unknown key 'learning_rat'; did you mean 'learning_rate'?` */
+mt_status config_check_unused(config *c, const char *path);
+
+/* Writes the whole tree as YAML (run folders keep the effective manifest) or as JSON. */
+mt_status config_write_yaml(const config *c, const char *path);
+mt_status config_write_json(const config *c, const char *path);
+
+#endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A run manifest, read and checked: every key has its type, its default and its place in messages
+ * (docs/manifests.md lists them). And how a `model:` value becomes a configured architecture.
+ */
+#ifndef MT_CORE_RUN_H
+#define MT_CORE_RUN_H
+
+#include "config.h"
+
+#include <megatrain/arch.h>
+
+typedef enum run_schedule { RUN_CONSTANT, RUN_LINEAR, RUN_COSINE, RUN_WSD } run_schedule;
+typedef enum run_bad_numbers { RUN_SKIP, RUN_STOP } run_bad_numbers;
+
+typedef struct run_manifest {
+    config *config; /* owned; sections "data" and "optimizer" also belong to plugins */
+    const char *path;
+    /* top level */
+    const char *model;  /* HF folder, model manifest, or checkpoint; resolved against the manifest's
+                           folder */
+    const char *device; /* "auto", "cpu", "cuda" */
+    const char *precision; /* "auto", "fp32", "bf16" */
+    int64_t threads;       /* 0: all */
+    int64_t seed;
+    const char *output_dir; /* resolved against the working directory */
+    bool from_scratch;      /* init: random (default for a model manifest) or pretrained (for a HF
+                               folder) */
+    /* data */
+    const char *loader; /* "text" */
+    int64_t max_seq_len;
+    bool packing;
+    /* train */
+    int64_t max_steps; /* 0: by epochs */
+    double num_train_epochs;
+    int64_t micro_batch_size; /* sequences of max_seq_len tokens in a micro-batch */
+    int64_t
+        gradient_accumulation_steps; /* micro-batches of a step; exclusive with tokens_per_step */
+    double learning_rate, min_lr_ratio;
+    run_schedule lr_scheduler_type;
+    int64_t warmup_steps;
+    double warmup_ratio;    /* used when warmup_steps is 0 */
+    double wsd_decay_ratio; /* last part of a wsd schedule that decays */
+    double max_grad_norm;
+    int64_t eval_steps, eval_batches; /* 0: never / all */
+    run_bad_numbers on_bad_numbers;
+    int64_t max_skipped; /* skips in a row before the run stops */
+    /* optimizer */
+    const char *optimizer; /* "adamw" */
+    /* memory */
+    int64_t memory_device, memory_host; /* bytes; -1: auto */
+    int64_t groups;                     /* -1: auto */
+    int32_t activations;                /* tpl_policy, -1: auto */
+    int32_t weight_buffers;             /* -1: auto */
+    int32_t optimizer_threads;          /* 0: all */
+    /* log */
+    int64_t logging_steps;
+    /* checkpoint */
+    int64_t save_steps; /* 0: only at the end */
+    int64_t save_total_limit;
+    bool weights_only;
+    const char *resume_from_checkpoint; /* "auto" (default), "none", or a path */
+} run_manifest;
+
+/* Reads FILE, applies the overrides, checks every key outside `data` and `optimizer`; those two are
+ * checked by run_check_plugins once the plugins have read theirs. [main] */
+mt_status run_read(const char *path, char *const *overrides, int n_overrides, run_manifest **ret);
+mt_status run_check_plugin_keys(run_manifest *r);
+void run_destroy(run_manifest *r); /* accepts NULL */
+
+/* Where a model's hyper-parameters come from. */
+typedef struct model_source {
+    config *config;         /* owned */
+    const mt_config *hyper; /* what the architecture reads */
+    const char *model_type;
+    const char *weights; /* folder with weights, or NULL when there are only hyper-parameters */
+    const char *label;   /* for messages */
+} model_source;
+
+/* Opens a HF folder (config.json), a checkpoint (the same), or a model manifest (YAML with `arch:`
+ * or `model_type:` and hyper-parameters at the top level or under `config:`). [main] */
+mt_status model_source_open(const char *path, model_source *ret);
+void model_source_close(model_source *s);
+/* Writes config.json: the hyper-parameters as they were read, plus model_type and architectures. */
+mt_status model_source_write_config(const model_source *s, const char *folder);
+
+#endif

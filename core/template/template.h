@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A template: one layer described without weights, and what the core derives from it. Built once
+ * from an architecture's build function; holds no pointer to any weight. Thread-safe once built.
+ */
+#ifndef MT_CORE_TEMPLATE_H
+#define MT_CORE_TEMPLATE_H
+
+#include <megatrain/arch.h>
+#include <megatrain/backend.h>
+
+/* What backward finds saved, and what it recomputes. All three give the same bits. */
+typedef enum tpl_policy {
+    TPL_KEEP = 0,   /* every tensor that backward reads */
+    TPL_SELECT = 1, /* outputs of GEMMs and attention; cheap operations are recomputed */
+    TPL_INPUT = 2   /* only the unit's input; everything is recomputed once */
+} tpl_policy;
+enum { TPL_POLICIES = 3 };
+
+/* "keep", "select", "input". */
+const char *tpl_policy_name(tpl_policy p);
+
+/* Alignment, in elements, of parameters that start a group in the flat layout. */
+enum { TPL_PARAM_ALIGN = 64 };
+
+/* A parameter slot. In the unit's flat buffer, slots that the unit owns come first and in the same
+ * order and at the same element offsets as in the host store; aliases follow. */
+typedef struct tpl_param {
+    mt_param_info info; /* strings live with the template */
+    int64_t offset;     /* elements from the start of the flat layout */
+    int64_t elems;      /* rows * cols, or cols for a vector */
+    bool gathered;      /* rows are picked by the batch; last among the owned slots */
+} tpl_param;
+
+typedef struct tpl {
+    const char *name;
+    uint32_t n_params;
+    const tpl_param *params;
+    int64_t own_elems;    /* flat elements that the unit owns, padding included */
+    int64_t flat_elems;   /* own_elems + aliases */
+    uint32_t n_in, n_out; /* the tuple that it takes and passes on */
+    int64_t in_cols[MT_UNIT_MAX_IO], out_cols[MT_UNIT_MAX_IO];
+    bool makes_loss;             /* output 0 is the loss, [T, 1] in the statistics dtype */
+    double gemm_flops_per_token; /* forward */
+    double recompute_gemm_flops[TPL_POLICIES]; /* per token, that backward adds under each policy */
+    double attn_flops_per_pair;                /* forward, summed over attention operations */
+    int64_t attn_window;                       /* the widest; 0: unlimited */
+    int64_t kv_cols[2];      /* columns of k and v that generation keeps a token; 0: no attention */
+    struct tpl_graph *graph; /* private */
+} tpl;
+
+/* Builds and derives. Errors name the template and the operation. [main] */
+mt_status tpl_create(const char *name, mt_build_fn build, const void *arch, const void *arg,
+                     tpl **ret);
+void tpl_destroy(tpl *t); /* accepts NULL */
+
+/* ---- a plan: offsets and bytes for given bounds -----------------------------------------------
+ */
+
+typedef struct tpl_bounds {
+    int64_t tokens;      /* most tokens of a micro-batch */
+    int64_t documents;   /* most documents of a micro-batch */
+    int64_t gather_rows; /* most distinct rows of a gathered table on the device at once */
+    mt_dtype compute;    /* MT_F32, MT_BF16; MT_F64 in gradient checks */
+} tpl_bounds;
+
+/* Exact bytes for these bounds; every region is used from offset 0 and 256-byte aligned. A plan
+ * serves every micro-batch within its bounds. */
+typedef struct tpl_plan {
+    const tpl *t;
+    tpl_policy policy;
+    tpl_bounds bounds;
+    int64_t
+        weight_bytes;   /* flat parameters in the compute dtype (gathered ones: gather_rows rows) */
+    int64_t grad_bytes; /* flat gradients in the statistics dtype */
+    int64_t saved_bytes;         /* a micro-batch, from its forward to its backward */
+    int64_t work_bytes[2];       /* scratch of a train/eval forward, of a backward */
+    int64_t generate_work_bytes; /* scratch of prefill and decode */
+    int64_t in_bytes[MT_UNIT_MAX_IO], out_bytes[MT_UNIT_MAX_IO]; /* boundary values */
+    /* d_in[i] is formed in the memory of d_out[d_in_place[i]]: give the same pointer for both;
+     * -1: d_in[i] needs its own memory. */
+    int32_t d_in_place[MT_UNIT_MAX_IO];
+    int64_t *slot_offset;           /* [n_params] device offset of each slot in elements (equals
+                                     * tpl_param.offset unless a gathered slot made the layout shorter) */
+    int64_t device_elems;           /* elements of the device layout */
+    struct tpl_program *program[3]; /* forward, backward, generate; private */
+    const mt_backend *backend;
+    void *device;
+} tpl_plan;
+
+/* Fails with MT_ERR_UNSUPPORTED when the backend lacks a kernel, naming it. [main] */
+mt_status tpl_plan_create(const tpl *t, tpl_policy policy, const tpl_bounds *bounds,
+                          const mt_backend *backend, void *device, tpl_plan **ret);
+void tpl_plan_destroy(tpl_plan *p); /* accepts NULL */
+
+/* ---- running ----------------------------------------------------------------------------------
+ */
+
+/* Bind: bases of the regions; everything else is pointer arithmetic. All device pointers. */
+typedef struct tpl_binding {
+    void *weights;   /* weight_bytes */
+    void *grads;     /* grad_bytes; train passes only */
+    bool accumulate; /* add to `grads`; false: the first micro-batch of a group overwrites */
+    void *in[MT_UNIT_MAX_IO], *out[MT_UNIT_MAX_IO];
+    void *d_out[MT_UNIT_MAX_IO]; /* backward; contents are used up */
+    void *d_in[MT_UNIT_MAX_IO];  /* backward; overwritten */
+    void *saved;
+    void *work;
+    mt_kv kv; /* prefill and decode */
+} tpl_binding;
+
+/* Enqueue one micro-batch through the unit. Parameters that a pass over the whole template gives
+ * no gradient are impossible: tpl_create refuses them. [main] */
+void tpl_forward(const tpl_plan *p, void *queue, const tpl_binding *bind, const mt_batch *batch,
+                 mt_pass pass);
+void tpl_backward(const tpl_plan *p, void *queue, const tpl_binding *bind, const mt_batch *batch);
+
+/* ---- operations -------------------------------------------------------------------------------
+ */
+
+/* The definition of a built-in operation, NULL when there is none of that name. */
+const mt_op_def *op_find(const char *name);
+/* All built-in operations, for tests and tools; NULL-terminated. */
+const mt_op_def *const *op_list(void);
+
+#endif

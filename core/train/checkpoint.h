@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Checkpoints and weights: from a store to files and back. A checkpoint is a folder step-NNNNNN
+ * that is also a Hugging Face model folder: FP32 (or BF16) weights under their HF names plus
+ * config.json; optimizer states in files of their own; state.json, written last, with checksums.
+ */
+#ifndef MT_CORE_CHECKPOINT_H
+#define MT_CORE_CHECKPOINT_H
+
+#include "../host/store.h"
+#include "data.h"
+
+#include <megatrain/loader.h>
+
+/* Everything besides weights and states that a bit-exact resume needs. */
+typedef struct checkpoint_state {
+    int64_t step;            /* steps done */
+    int64_t optimizer_step;  /* updates done (skipped steps do not count) */
+    int64_t tokens, targets; /* trained so far */
+    data_position data;
+    uint64_t seed;
+    double best_validation_loss;
+    int64_t skipped_in_a_row;
+} checkpoint_state;
+
+typedef struct checkpoint_options {
+    const char *folder;     /* of the run's checkpoints */
+    int64_t keep;           /* newest ones kept after a save; 0: all */
+    bool weights_only;      /* no optimizer states; not resumable */
+    mt_dtype weights_dtype; /* MT_F32, or MT_BF16 with weights_only */
+    const char *model_type; /* of config.json */
+    int64_t shard_bytes;    /* 0: the default, 4 GiB */
+} checkpoint_options;
+
+/* Saves to FOLDER/step-NNNNNN by way of a temporary folder, fsync and rename, then rotates.
+ * Whatever fails, earlier checkpoints stay as they are. `write_config` writes config.json into the
+ * folder it is given. [main] */
+mt_status checkpoint_save(const store *s, const checkpoint_state *state,
+                          const checkpoint_options *options, const mt_weights *format,
+                          mt_status (*write_config)(void *arg, const char *folder), void *arg);
+
+/* Path of the newest complete checkpoint in `folder`; MT_ERR_NOT_FOUND when there is none.
+ * `ret` has room for `size` bytes. [main] */
+mt_status checkpoint_latest(const char *folder, char *ret, size_t size);
+
+/* Restores a store bit for bit; verifies checksums. s->n_states == 0 restores the weights only.
+ * [main] */
+mt_status checkpoint_load(store *s, const char *path, const mt_weights *format,
+                          checkpoint_state *ret);
+
+/* Fills the masters from a Hugging Face folder or checkpoint of any float dtype. Every parameter is
+ * filled exactly once; a missing or unused tensor, or one of a wrong shape, is an error that names
+ * the file and the tensor. A tied model's redundant copy of an alias is checked for shape and
+ * ignored. [main] */
+mt_status weights_load(store *s, const char *path, const mt_weights *format);
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The CPU backend's own border: how an operation's kernels are cut into tasks, and which
+ * instruction set they run on. Devices, queues and memory are device.c's; kernels know only this.
+ */
+#ifndef MT_CPU_H
+#define MT_CPU_H
+
+#include <megatrain/backend.h>
+
+/* Instruction sets that kernels are compiled for. MEGATRAIN_CPU_FLAGS ("scalar", "avx2", "avx512")
+ * caps the choice. CPU_SCALAR runs the plain C references. */
+typedef enum cpu_isa { CPU_SCALAR = 0, CPU_AVX2 = 1, CPU_AVX512 = 2, CPU_ISAS = 3 } cpu_isa;
+
+/* What the processor has, capped by MEGATRAIN_CPU_FLAGS; an unknown value there is an error. */
+mt_status cpu_detect_isa(cpu_isa *ret);
+
+/* Single-threaded row-major GEMM, C = alpha op(A) op(B) + beta C, in FP32, FP64, or BF16 operands
+ * with FP32 accumulation: A and B share one dtype (in_dtype); C is c_dtype (for BF16 operands: BF16
+ * or FP32; else the same as in_dtype). m x n x k; ld in elements. `work` is cpu_gemm_work bytes. */
+void cpu_gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, double alpha,
+              mt_dtype in_dtype, const void *a, int64_t lda, const void *b, int64_t ldb,
+              double beta, mt_dtype c_dtype, void *c, int64_t ldc, void *work);
+int64_t cpu_gemm_work(int64_t m, int64_t n, int64_t k, mt_dtype in_dtype);
+
+/* An operation on the CPU. It runs as phases one after the other (a barrier between them), each a
+ * number of tasks that are independent of each other. How work is cut depends on shapes only,
+ * never on the number of threads, so that results do not either. */
+typedef struct cpu_op {
+    const char *name;
+    int32_t (*phases)(const mt_op_call *c, bool backward); /* NULL: one */
+    int64_t (*tasks)(const mt_op_call *c, bool backward, int32_t phase);
+    void (*run)(cpu_isa isa, const mt_op_call *c, bool backward, int32_t phase, int64_t task);
+    int64_t (*workspace)(const mt_op_call *c, bool backward); /* NULL: none */
+} cpu_op;
+
+/* Rows of a matrix that one task of a row-wise operation takes. */
+enum { CPU_ROWS_PER_TASK = 64 };
+
+/* One table entry per file in ops/. */
+extern const cpu_op cpu_op_embedding, cpu_op_linear, cpu_op_attention, cpu_op_linear_cross_entropy;
+extern const cpu_op cpu_op_rmsnorm, cpu_op_rope, cpu_op_act, cpu_op_glu, cpu_op_add, cpu_op_mul,
+    cpu_op_scale;
+
+#endif

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Describing a layer once, without weights: parameters, operations, and what an operation is.
+ *
+ * An architecture calls these functions from a build function (arch.h). Nothing is computed: the
+ * core records a graph and derives from it the backward, the parameter layout, what is saved for
+ * backward, the memory plan and the FLOP count. Values are [tokens, cols]; there is no batch
+ * dimension and no pad token.
+ *
+ * Errors are sticky: after the first one every call returns MT_NONE and the build fails with the
+ * first text, so a build function needs no checks of its own.
+ */
+#ifndef MEGATRAIN_TEMPLATE_H
+#define MEGATRAIN_TEMPLATE_H
+
+#include "base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A value of the graph: an activation or a parameter. */
+typedef int32_t mt_val;
+#define MT_NONE (-1) /* "no bias", "no sinks" */
+
+enum {
+    MT_OP_MAX_IN = 8,
+    MT_OP_MAX_OUT = 4,
+    MT_OP_MAX_AUX = 4,
+    MT_UNIT_MAX_IO = 4,
+    MT_ROPE_MAX_FREQ = 256
+};
+
+/* ---- parameters --------------------------------------------------------------------------- */
+
+typedef int32_t mt_init;
+enum {
+    MT_INIT_ZEROS = 0,
+    MT_INIT_ONES = 1,
+    MT_INIT_NORMAL = 2 /* N(0, init_std) */
+};
+
+enum {
+    MT_PARAM_NO_DECAY = 1u << 0, /* weight decay does not touch it; set for every vector */
+    MT_PARAM_FROZEN = 1u << 1,   /* no gradient, no optimizer state */
+    MT_PARAM_ALIAS = 1u << 2     /* `name` is a full name that another unit owns (tied head) */
+};
+
+/* A parameter as an architecture declares it. `name` is the Hugging Face tensor name without the
+ * unit's prefix (the full name for an alias). A vector has rows == 0 and shape [cols] in a
+ * checkpoint, a matrix has shape [rows, cols] = [out, in]. */
+typedef struct mt_param_info {
+    uint32_t struct_size;
+    uint32_t flags;
+    const char *name;
+    int64_t rows;
+    int64_t cols;
+    mt_init init;
+    float init_std;
+} mt_param_info;
+
+/* ---- attributes of the built-in operations -------------------------------------------------- */
+
+typedef int32_t mt_norm_variant;
+enum {
+    MT_NORM_ROUND_THEN_SCALE = 0, /* y = w * R(x r): Llama, Mistral, Qwen2/3, DeepSeek */
+    MT_NORM_FP32_SCALE = 1,       /* y = R(w x r): GPT-OSS */
+    MT_NORM_ONE_PLUS = 2          /* y = R((1 + w) x r): Gemma, Qwen3-Next */
+};
+
+/* "rmsnorm": in x [T, heads*n], w [n]; out y like x. Each of the `heads` groups of n columns of a
+ * row is normalised by itself (heads = 1: the whole row). R is the rounding to the compute dtype,
+ * r = rsqrt(mean(x^2) + eps), statistics FP32. */
+typedef struct mt_rmsnorm_attr {
+    double eps;
+    mt_norm_variant variant;
+    int32_t heads;
+} mt_rmsnorm_attr;
+
+/* "scale": y = x * factor, the factor first rounded to the compute dtype (Gemma's embedding). */
+typedef struct mt_scale_attr {
+    double factor;
+} mt_scale_attr;
+
+typedef int32_t mt_activation;
+enum {
+    MT_ACT_SILU = 0,
+    MT_ACT_GELU_TANH = 1,
+    MT_ACT_SIGMOID = 2,
+    MT_ACT_CLAMPED_SWIGLU = 3 /* only in "glu": GPT-OSS, (up+1) * g * sigmoid(1.702 g), clamps */
+};
+
+/* "act": y = f(x). "glu": in gate, up [T, n]; y = f(gate) * up. */
+typedef struct mt_act_attr {
+    mt_activation kind;
+    int32_t reserved;
+    double limit; /* MT_ACT_CLAMPED_SWIGLU only */
+} mt_act_attr;
+
+typedef int32_t mt_rope_pairing;
+enum {
+    MT_ROPE_HALF_SPLIT = 0, /* pairs (i, i + rotary_dim/2) */
+    MT_ROPE_INTERLEAVED = 1 /* pairs (2i, 2i + 1): DeepSeek MLA */
+};
+
+/* "rope": in x [T, heads*head_dim]; rotates the first rotary_dim columns of every head by
+ * inv_freq[i] * position; angles, cos and sin in FP32 as the reference forms them, both times
+ * `attention_factor`. Fill it with mt_model_rope (arch.h), then set `heads`. */
+typedef struct mt_rope_attr {
+    int32_t heads;
+    int32_t head_dim;
+    int32_t rotary_dim;
+    mt_rope_pairing pairing;
+    float attention_factor;
+    float inv_freq[MT_ROPE_MAX_FREQ]; /* rotary_dim / 2 entries */
+} mt_rope_attr;
+
+/* "attention": in q [T, heads*qk_dim], k [T, kv_heads*qk_dim], v [T, kv_heads*v_dim], optional
+ * sinks [heads]; out [T, heads*v_dim]; aux lse [T, heads] (natural log, statistics dtype).
+ * Causal inside each document, never across. s = scale * q.k; softcap > 0: s = cap * tanh(s/cap)
+ * before the mask; window > 0: keys j > i - window (window keys, self included). */
+typedef struct mt_attn_attr {
+    int32_t heads;
+    int32_t kv_heads;
+    int32_t qk_dim;
+    int32_t v_dim;
+    double scale;
+    double softcap;
+    int64_t window;
+} mt_attn_attr;
+
+/* "linear_cross_entropy": in x [T, hidden], w [vocab, hidden]; out loss [T, 1] in the statistics
+ * dtype, the negative log likelihood of each target, 0 where the target is ignored. Logits are
+ * formed in chunks and never stored whole. softcap > 0: logits = cap * tanh(logits/cap).
+ * In a train pass the gradients are formed while the logits exist (MT_OP_GRAD_IN_FORWARD). In
+ * prefill and decode passes it writes the logits of the rows that the batch asks for. */
+typedef struct mt_xent_attr {
+    double softcap;
+} mt_xent_attr;
+
+/* ---- the builder ---------------------------------------------------------------------------- */
+
+typedef struct mt_builder mt_builder;
+
+typedef struct mt_builder_api {
+    uint32_t struct_size;
+    mt_val (*input)(mt_builder *b, uint32_t index, int64_t cols);
+    void (*output)(mt_builder *b, uint32_t index, mt_val v);
+    mt_val (*param)(mt_builder *b, const mt_param_info *info);
+    /* Adds operation `op` (an id such as "rmsnorm"); attr may be NULL, is copied. MT_NONE is
+     * allowed among `in` for optional operands. Fills ret_out with n_out values. */
+    void (*op)(mt_builder *b, const char *op, const mt_val *in, uint32_t n_in, const void *attr,
+               size_t attr_size, mt_val *ret_out, uint32_t n_out);
+    /* Makes the build fail with a text of the architecture's own. */
+    void (*fail)(mt_builder *b, const char *fmt, ...) MT_PRINTF(2, 3);
+} mt_builder_api;
+
+struct mt_builder {
+    const mt_builder_api *api;
+};
+
+/* Value `index` of the tuple that the unit receives from the unit below, [T, cols]. [main] */
+static inline mt_val mt_input(mt_builder *b, uint32_t index, int64_t cols)
+{
+    return b->api->input(b, index, cols);
+}
+
+/* Makes v value `index` of the tuple that the unit passes on (for the last unit: the loss). [main]
+ */
+static inline void mt_output(mt_builder *b, uint32_t index, mt_val v)
+{
+    b->api->output(b, index, v);
+}
+
+/* A [rows, cols] weight, N(0, std) at initialisation, decayed. [main] */
+static inline mt_val mt_matrix(mt_builder *b, const char *name, int64_t rows, int64_t cols,
+                               double std)
+{
+    mt_param_info p = { sizeof p, 0, name, rows, cols, MT_INIT_NORMAL, (float)std };
+    return b->api->param(b, &p);
+}
+
+/* A [n] weight (norm, bias) with a constant initial value, never decayed. [main] */
+static inline mt_val mt_vector(mt_builder *b, const char *name, int64_t n, mt_init init)
+{
+    mt_param_info p = { sizeof p, MT_PARAM_NO_DECAY, name, 0, n, init, 0.0f };
+    return b->api->param(b, &p);
+}
+
+/* A [rows, cols] weight that another unit owns, by its full name; gradients of all uses are summed
+ * before the one update. [main] */
+static inline mt_val mt_alias(mt_builder *b, const char *full_name, int64_t rows, int64_t cols)
+{
+    mt_param_info p = { sizeof p, MT_PARAM_ALIAS, full_name, rows, cols, MT_INIT_ZEROS, 0.0f };
+    return b->api->param(b, &p);
+}
+
+static inline mt_val mt_op1_(mt_builder *b, const char *op, const mt_val *in, uint32_t n_in,
+                             const void *attr, size_t attr_size)
+{
+    mt_val out = MT_NONE;
+    b->api->op(b, op, in, n_in, attr, attr_size, &out, 1);
+    return out;
+}
+
+/* Rows of w [vocab, n] picked by the batch's token ids: [T, n]. [main] */
+static inline mt_val mt_embedding(mt_builder *b, mt_val w)
+{
+    return mt_op1_(b, "embedding", &w, 1, NULL, 0);
+}
+
+/* y = x w^T + bias; w [out, in], bias [out] or MT_NONE. Linears that share x and stand next to each
+ * other become one GEMM. [main] */
+static inline mt_val mt_linear(mt_builder *b, mt_val x, mt_val w, mt_val bias)
+{
+    mt_val in[3] = { x, w, bias };
+    return mt_op1_(b, "linear", in, 3, NULL, 0);
+}
+
+static inline mt_val mt_rmsnorm(mt_builder *b, mt_val x, mt_val w, const mt_rmsnorm_attr *attr)
+{
+    mt_val in[2] = { x, w };
+    return mt_op1_(b, "rmsnorm", in, 2, attr, sizeof *attr);
+}
+
+static inline mt_val mt_add(mt_builder *b, mt_val x, mt_val y)
+{
+    mt_val in[2] = { x, y };
+    return mt_op1_(b, "add", in, 2, NULL, 0);
+}
+
+static inline mt_val mt_mul(mt_builder *b, mt_val x, mt_val y)
+{
+    mt_val in[2] = { x, y };
+    return mt_op1_(b, "mul", in, 2, NULL, 0);
+}
+
+static inline mt_val mt_scale(mt_builder *b, mt_val x, double factor)
+{
+    mt_scale_attr attr = { factor };
+    return mt_op1_(b, "scale", &x, 1, &attr, sizeof attr);
+}
+
+static inline mt_val mt_act(mt_builder *b, mt_val x, const mt_act_attr *attr)
+{
+    return mt_op1_(b, "act", &x, 1, attr, sizeof *attr);
+}
+
+static inline mt_val mt_glu(mt_builder *b, mt_val gate, mt_val up, const mt_act_attr *attr)
+{
+    mt_val in[2] = { gate, up };
+    return mt_op1_(b, "glu", in, 2, attr, sizeof *attr);
+}
+
+static inline mt_val mt_rope(mt_builder *b, mt_val x, const mt_rope_attr *attr, int32_t heads)
+{
+    mt_rope_attr a = *attr;
+    a.heads = heads;
+    return mt_op1_(b, "rope", &x, 1, &a, sizeof a);
+}
+
+static inline mt_val mt_attention(mt_builder *b, mt_val q, mt_val k, mt_val v, mt_val sinks,
+                                  const mt_attn_attr *attr)
+{
+    mt_val in[4] = { q, k, v, sinks };
+    return mt_op1_(b, "attention", in, 4, attr, sizeof *attr);
+}
+
+static inline mt_val mt_linear_cross_entropy(mt_builder *b, mt_val x, mt_val w,
+                                             const mt_xent_attr *attr)
+{
+    mt_val in[2] = { x, w };
+    return mt_op1_(b, "linear_cross_entropy", in, 2, attr, sizeof *attr);
+}
+
+/* ---- what an operation is (for the core's own ops and for custom ones) ----------------------- */
+
+/* Which dtype a value has: the run's compute dtype (BF16 or FP32; FP64 in gradient checks), the
+ * statistics dtype (FP32; FP64 in gradient checks), or int32. */
+typedef int32_t mt_kind;
+enum { MT_KIND_COMPUTE = 0, MT_KIND_STAT = 1, MT_KIND_INDEX = 2 };
+
+/* Rows of a value, as a function of the micro-batch: per_token * tokens + per_document * documents
+ * + fixed. An activation is { 1, 0, 0 }, a parameter { 0, 0, rows }, experts' input { k, 0, 0 }. */
+typedef struct mt_rows {
+    int64_t per_token;
+    int64_t per_document;
+    int64_t fixed;
+} mt_rows;
+
+typedef struct mt_shape {
+    mt_rows rows;
+    int64_t cols;
+    mt_kind kind;
+    int32_t is_param;
+} mt_shape;
+
+enum {
+    /* Worth recomputing in backward under `select`: costs memory traffic, no GEMM. */
+    MT_OP_CHEAP = 1u << 0,
+    /* Never recomputed; in a train pass forward also gets d_in of its parameters and accumulates
+     * their gradients; its aux values hold what backward hands down. */
+    MT_OP_GRAD_IN_FORWARD = 1u << 1,
+    /* in[0] is a table whose rows are picked by the batch: only the rows in use are on the device,
+     * mt_batch::rows indexes them. */
+    MT_OP_GATHERS_ROWS = 1u << 2,
+    /* d_in of every activation operand equals d_out: the core aliases instead of calling backward.
+     */
+    MT_OP_PASS_THROUGH = 1u << 3
+};
+
+/* What an operation's shape rule answers. */
+typedef struct mt_op_shape {
+    uint32_t struct_size;
+    uint32_t n_out;
+    uint32_t n_aux; /* tensors that only backward reads (row statistics, LSE) */
+    mt_shape out[MT_OP_MAX_OUT];
+    mt_shape aux[MT_OP_MAX_AUX];
+    uint32_t backward_in;        /* bit i: backward reads in[i] */
+    uint32_t backward_out;       /* bit i: backward reads out[i] */
+    uint32_t no_grad_in;         /* bit i: in[i] never gets a gradient */
+    double gemm_flops_per_token; /* forward; backward counts twice */
+    double attn_flops_per_pair;  /* forward, per (query, key) pair that the mask allows */
+    int64_t attn_window;         /* 0: all earlier tokens of the document */
+} mt_op_shape;
+
+/* An operation. Everything about it that the core needs to know; kernels come from the backends
+ * (backend.h), which find them by `name`. */
+typedef struct mt_op_def {
+    uint32_t struct_size;
+    uint32_t flags;
+    const char *name;
+    uint32_t min_in; /* operands that may not be MT_NONE */
+    uint32_t max_in;
+    uint32_t attr_size; /* a shorter attribute is extended with zeros */
+    uint32_t reserved;
+    /* Checks shapes and attributes and fills `ret`. An absent operand has cols == 0. On failure
+     * writes a text of at most `error_size` bytes to `error`. [pure] */
+    mt_status (*shape)(const mt_shape *in, uint32_t n_in, const void *attr, mt_op_shape *ret,
+                       char *error, size_t error_size);
+} mt_op_def;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
