@@ -122,8 +122,9 @@ typedef struct mt_backend {
     mt_status (*host_alloc)(void *device, int64_t bytes, void **ret);
     void (*host_free)(void *device, void *p, int64_t bytes);
 
-    /* Queues and events. [main]; event_query and event_sync are [any]. An event that was never
-     * recorded counts as done. */
+    /* Queues and events. [main]; recording, waiting and querying are [any], one thread per queue at
+     * a time: gradients leave on a queue that a thread of its own feeds. An event that was never
+     * recorded counts as done; a wait means the record before it, not a later one. */
     mt_status (*queue_create)(void *device, const char *name, void **ret_queue);
     void (*queue_destroy)(void *device, void *queue);
     void (*queue_sync)(void *device, void *queue); /* blocks until the queue is empty */
