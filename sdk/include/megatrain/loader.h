@@ -37,7 +37,8 @@ typedef struct mt_weights {
      */
     bool (*probe)(const char *path);
     /* Opens and validates everything that can be checked without reading the data: headers, shards
-     * that an index names, offsets, sizes. [main] */
+     * that an index names, offsets, sizes. `path` is a folder, a file, or FOLDER/STEM of a set that
+     * create has written there. [main] */
     mt_status (*open)(const char *path, void **ret_reader);
     void (*close)(void *reader);          /* accepts NULL [main] */
     int64_t (*count)(const void *reader); /* [any] */
