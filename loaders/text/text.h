@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The text loader: plain text files as streams of bytes, one token a byte.
+ *
+ * corpus.c maps the files and finds the documents in them; stream.c cuts documents into pieces,
+ * splits off the validation pieces, and orders and deals the rest; text.c is the plugin and the
+ * byte tokenizer.
+ */
+#ifndef TEXT_H
+#define TEXT_H
+
+#include <megatrain/loader.h>
+
+enum { TEXT_VOCAB = 256 };
+
+/* A document: a stretch of a mapped file. */
+typedef struct text_doc {
+    const uint8_t *bytes;
+    int64_t n;
+    int64_t first_piece; /* number of pieces of the documents before this one */
+} text_doc;
+
+typedef struct text_map {
+    void *base;
+    size_t size;
+} text_map;
+
+typedef struct text_corpus {
+    text_map *maps;
+    int64_t n_maps;
+    text_doc *docs; /* each of at least 2 bytes, so that it has a target */
+    int64_t n_docs, cap_docs;
+    int64_t n_pieces; /* of all documents */
+    int64_t skipped;  /* documents of a single byte: nothing to predict */
+} text_corpus;
+
+/* Reads key `key` (a file, a pattern, or a list of them) of the data section, maps the files and
+ * finds the documents. `separator` is "none", "blank_line" or a literal text. Pieces hold at most
+ * `inputs` + 1 bytes and share one byte with the next. */
+mt_status text_corpus_open(const mt_config *config, const char *key, const char *separator,
+                           int64_t inputs, text_corpus *ret);
+void text_corpus_close(text_corpus *c);
+
+/* Fails when a file is chosen by both keys: validation would measure what was trained on. */
+mt_status text_check_apart(const mt_config *config, const char *train_key, const char *key);
+
+/* The data interface. */
+mt_status text_open(const mt_config *config, mt_split split, int64_t max_seq_len, uint64_t seed,
+                    int32_t rank, int32_t world, void **ret_stream);
+void text_close(void *stream);
+void text_size(const void *stream, int64_t *ret_documents, int64_t *ret_tokens);
+mt_status text_next(void *stream, mt_document *ret);
+void text_tell(const void *stream, int64_t *ret_epoch, int64_t *ret_index);
+mt_status text_seek(void *stream, int64_t epoch, int64_t index);
+int64_t text_vocab_size(const void *stream);
+
+/* Sets the host's error text and returns `code`; writes a line to the log. */
+mt_status text_fail(mt_status code, const char *fmt, ...) MT_PRINTF(2, 3);
+mt_status text_nomem(void);
+void text_log(mt_log_level level, const char *fmt, ...) MT_PRINTF(2, 3);
+
+#endif
