@@ -50,6 +50,7 @@ typedef struct cpu_tiles {
     int64_t across;         /* tiles in a row of tiles */
     int64_t count;
 } cpu_tiles;
+enum { CPU_TILE_M = 256, CPU_TILE_N = 512 }; /* the largest tile */
 cpu_tiles cpu_tiles_of(int64_t m, int64_t n);
 
 typedef struct cpu_tile {
