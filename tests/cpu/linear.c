@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear and embedding on the CPU, and the GEMM below them.
+ */
+#include "op.h"
+
+#include "cpu.h"
+#include "device.h"
+
+#include <math.h>
+
+static void linear_case(int64_t t, int64_t k, int64_t n, bool bias)
+{
+    op_case c = { .op = "linear",
+                  .n_in = 3,
+                  .n_out = 1,
+                  .in = { { t, k }, { n, k, .param = true } },
+                  .out = { { t, n } },
+                  .batch = { .tokens = t } };
+    if (bias)
+        c.in[2] = (op_value){ 1, n, .param = true };
+    op_check_fast(&c, 7, 1e-5, 1e-2);
+    if (t <= 37)
+        op_check_gradients(&c, 8, 1e-8);
+}
+
+static void linear_small(void)
+{
+    linear_case(1, 10, 7, true);
+    linear_case(37, 30, 19, true);
+    linear_case(37, 33, 41, false);
+}
+
+/* More than one tile and one panel in each direction. */
+static void linear_tiles(void)
+{
+    linear_case(261, 530, 300, true);
+}
+
+static void embedding(void)
+{
+    enum { T = 101, ROWS = 13, COLS = 130 };
+    int32_t rows[T];
+    for (int i = 0; i < T; i++)
+        rows[i] = (i * 7 + i / 5) % ROWS;
+    op_case c = { .op = "embedding",
+                  .n_in = 1,
+                  .n_out = 1,
+                  .in = { { ROWS, COLS, .param = true } },
+                  .out = { { T, COLS } },
+                  .drop_in = 1,
+                  .batch = { .tokens = T, .rows = rows } };
+    op_check_fast(&c, 3, 1e-5, 1e-5);
+    op_check_gradients(&c, 4, 1e-8);
+}
+
+/* A row outside the table stops the device with a text, and nothing is read there. */
+static void embedding_out_of_range(void)
+{
+    const mt_backend *b = op_backend();
+    int32_t rows[2] = { 0, 3 };
+    float w[6] = { 0 }, y[4];
+    void *device, *queue;
+    CHECK(b->open(0, 1, &device) == MT_OK && b->queue_create(device, "q", &queue) == MT_OK, " ");
+    mt_op_call c = { .n_in = 1,
+                     .n_out = 1,
+                     .in = { { w, 3, 2, 2, MT_F32, 0 } },
+                     .out = { { y, 2, 2, 2, MT_F32, 0 } },
+                     .batch = { .tokens = 2, .rows = rows } };
+    b->kernel(device, "embedding")->forward(device, queue, &c);
+    b->queue_sync(device, queue);
+    CHECK(b->error(device) == MT_ERR_INVALID, "accepted");
+    b->queue_destroy(device, queue);
+    b->close(device);
+}
+
+static void fill(void *p, mt_dtype dtype, int64_t n, uint32_t seed)
+{
+    for (int64_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        float x = (float)(seed >> 8) / (1 << 23) - 1.0f;
+        if (dtype == MT_F32)
+            ((float *)p)[i] = x;
+        else if (dtype == MT_F64)
+            ((double *)p)[i] = x;
+        else
+            ((uint16_t *)p)[i] = mt_f32_to_bf16(x);
+    }
+}
+
+static double element(const void *p, mt_dtype dtype, int64_t i)
+{
+    if (dtype == MT_F32)
+        return ((const float *)p)[i];
+    if (dtype == MT_F64)
+        return ((const double *)p)[i];
+    return mt_bf16_to_f32(((const uint16_t *)p)[i]);
+}
+
+static void gemm(void)
+{
+    static const struct {
+        mt_dtype in, c;
+        double tolerance;
+    } kind[] = { { MT_F32, MT_F32, 1e-6 },
+                 { MT_F64, MT_F64, 1e-14 },
+                 { MT_BF16, MT_BF16, 3e-3 },
+                 { MT_BF16, MT_F32, 1e-6 } };
+    enum { M = 37, N = 53, K = 1100, LD = 1103 };
+    unsetenv("MEGATRAIN_CPU_FLAGS");
+    op_backend();
+    cpu_isa isa;
+    CHECK(cpu_detect_isa(&isa) == MT_OK && cpu_blas_load(isa) == MT_OK, "no library");
+    if (isa == CPU_SCALAR)
+        return;
+    double *a = malloc(sizeof(double) * LD * K), *b = malloc(sizeof(double) * LD * K);
+    double *c = malloc(sizeof(double) * M * LD), *r = malloc(sizeof(double) * M * LD);
+    double *x = malloc(sizeof(double) * M * N), *y = malloc(sizeof(double) * M * N);
+    float *work = malloc((size_t)cpu_gemm_work(M, N, K, MT_BF16));
+    for (size_t i = 0; i < sizeof kind / sizeof kind[0]; i++) {
+        for (int t = 0; t < 8; t++) {
+            double beta = t & 4 ? 0.5 : 0;
+            fill(a, kind[i].in, LD * K, 1);
+            fill(b, kind[i].in, LD * K, 2);
+            fill(c, kind[i].c, M * LD, 3);
+            fill(r, kind[i].c, M * LD, 3);
+            cpu_gemm(t & 1, t & 2, M, N, K, 0.25, kind[i].in, a, LD, b, LD, beta, kind[i].c, c, LD,
+                     work);
+            cpu_gemm_reference(t & 1, t & 2, M, N, K, 0.25, kind[i].in, a, LD, b, LD, beta,
+                               kind[i].c, r, LD, work);
+            for (int64_t k = 0; k < M * N; k++) {
+                x[k] = element(c, kind[i].c, k / N * LD + k % N);
+                y[k] = element(r, kind[i].c, k / N * LD + k % N);
+            }
+            double e = op_error(x, y, M * N);
+            CHECK(e < kind[i].tolerance, "kind %d, case %d: off by %g", (int)i, t, e);
+        }
+    }
+    free(a), free(b), free(c), free(r), free(x), free(y), free(work);
+}
+
+static void tiles_cover(void)
+{
+    static const int64_t size[] = { 1, 63, 64, 65, 300, 1024, 5000 };
+    for (int i = 0; i < 7; i++)
+        for (int j = 0; j < 7; j++) {
+            cpu_tiles t = cpu_tiles_of(size[i], size[j]);
+            int64_t area = 0;
+            for (int64_t k = 0; k < t.count; k++) {
+                cpu_tile at = cpu_tile_at(&t, k);
+                CHECK(at.rows > 0 && at.cols > 0 && at.rows <= CPU_TILE_M && at.cols <= CPU_TILE_N,
+                      "empty or too large");
+                area += at.rows * at.cols;
+            }
+            CHECK(area == size[i] * size[j], "%d x %d", (int)size[i], (int)size[j]);
+        }
+}
+
+int main(void)
+{
+    RUN(gemm);
+    RUN(tiles_cover);
+    RUN(linear_small);
+    RUN(linear_tiles);
+    RUN(embedding);
+    RUN(embedding_out_of_range);
+    return check_done();
+}
