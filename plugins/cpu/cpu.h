@@ -73,8 +73,8 @@ typedef struct cpu_op {
     int64_t (*scratch)(const mt_op_call *c, bool backward);
     void (*run_scratch)(cpu_isa isa, const mt_op_call *c, bool backward, int32_t phase,
                         int64_t task, void *scratch);
-    /* Optional. Looks at data that only exists when the queue gets here (token ids); false with a
-     * text stops the device. */
+    /* Optional. Before forward, looks at data that only exists when the queue gets here (token
+     * ids); false with a text stops the device. */
     bool (*check)(const mt_op_call *c, char *error, size_t error_size);
 } cpu_op;
 

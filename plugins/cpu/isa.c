@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which instruction set kernels run on.
+ * Which instruction set kernels run on, and its table of row kernels.
  */
-#include "cpu.h"
+#include "rows.h"
 
 #include <stdlib.h>
 
@@ -37,4 +37,14 @@ mt_status cpu_detect_isa(cpu_isa *ret)
     }
     *ret = isa;
     return MT_OK;
+}
+
+const cpu_rows *cpu_rows_for(cpu_isa isa)
+{
+#if defined(__x86_64__)
+    return isa == CPU_AVX512 ? &cpu_rows_avx512 : isa == CPU_AVX2 ? &cpu_rows_avx2 : NULL;
+#else
+    (void)isa;
+    return NULL;
+#endif
 }

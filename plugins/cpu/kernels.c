@@ -7,7 +7,9 @@
 /* Every operation of the backend. The macros below make one mt_kernel of each. */
 #define CPU_OPS(X)                                                                                 \
     X(embedding)                                                                                   \
-    X(linear)
+    X(linear)                                                                                      \
+    X(attention)                                                                                   \
+    X(linear_cross_entropy)
 
 #define OP_FUNCTIONS(id)                                                                           \
     static void forward_##id(void *device, void *queue, const mt_op_call *c)                       \

@@ -124,7 +124,7 @@ static void run_op(cpu_device *d, const cpu_op *op, const mt_op_call *c, bool ba
     if (cpu_device_failed(d))
         return;
     char text[200];
-    if (op->check && !op->check(c, text, sizeof text)) {
+    if (!backward && op->check && !op->check(c, text, sizeof text)) {
         char full[256];
         snprintf(full, sizeof full, "%s: %s", op->name, text);
         cpu_device_fail(d, MT_ERR_INVALID, full);

@@ -99,8 +99,7 @@ static void embedding_run(cpu_isa isa, const mt_op_call *c, bool backward, int32
 
 static bool embedding_check(const mt_op_call *c, char *error, size_t error_size)
 {
-    /* Backward may come without the table itself; its gradient has the same rows. */
-    int64_t rows = c->in[0].rows ? c->in[0].rows : c->d_in[0].rows;
+    int64_t rows = c->in[0].rows;
     for (int64_t t = 0; t < c->batch.tokens; t++) {
         if (c->batch.rows[t] < 0 || c->batch.rows[t] >= rows) {
             snprintf(error, error_size,
