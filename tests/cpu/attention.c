@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * attention on the CPU: every mask and option, plain C against finite differences, fast against
+ * plain C, and generation against a whole forward pass.
+ */
+#include "op.h"
+
+#include <math.h>
+
+static const int32_t docs_37[] = { 0, 1, 6, 37 };
+static const int32_t docs_300[] = { 0, 7, 150, 151, 300 };
+
+static op_case attention_case(int64_t t, const int32_t *starts, int64_t documents,
+                              const mt_attn_attr *attr, bool sinks)
+{
+    op_case c = { .op = "attention",
+                  .attr = attr,
+                  .n_in = 4,
+                  .n_out = 1,
+                  .n_aux = 1,
+                  .in = { { t, attr->heads * attr->qk_dim, .scale = 2 },
+                          { t, attr->kv_heads * attr->qk_dim, .scale = 2 },
+                          { t, attr->kv_heads * attr->v_dim } },
+                  .out = { { t, attr->heads * attr->v_dim } },
+                  .aux = { { t, attr->heads, .stat = true } },
+                  .batch = { .tokens = t, .documents = documents, .doc_starts = starts } };
+    if (sinks)
+        c.in[3] = (op_value){ 1, attr->heads, .param = true };
+    return c;
+}
+
+static const int32_t one_37[] = { 0, 37 }, one_1[] = { 0, 1 };
+
+static void check_small(const mt_attn_attr *attr, bool sinks)
+{
+    op_case c = attention_case(37, docs_37, 3, attr, sinks);
+    op_check_gradients(&c, 11, 1e-6);
+    op_check_fast(&c, 12, 1e-5, 2e-2);
+}
+
+static void plain(void)
+{
+    check_small(&(mt_attn_attr){ 3, 1, 10, 10, 0.3, 0, 0 }, false);
+}
+
+static void window(void)
+{
+    check_small(&(mt_attn_attr){ 3, 1, 10, 10, 0.3, 0, 4 }, false);
+}
+
+static void softcap(void)
+{
+    check_small(&(mt_attn_attr){ 3, 3, 10, 10, 0.5, 2.0, 0 }, false);
+}
+
+static void sinks(void)
+{
+    check_small(&(mt_attn_attr){ 4, 2, 10, 10, 0.3, 0, 4 }, true);
+}
+
+static void everything(void)
+{
+    check_small(&(mt_attn_attr){ 3, 1, 10, 6, 0.3, 3.0, 4 }, true);
+}
+
+static void one_token(void)
+{
+    const mt_attn_attr attr = { 3, 1, 10, 6, 0.3, 3.0, 4 };
+    op_case c = attention_case(1, one_1, 1, &attr, true);
+    op_check_fast(&c, 12, 1e-5, 2e-2);
+}
+
+/* More than one block of queries and of keys, windows that start and end inside blocks. */
+static void blocks(void)
+{
+    static const int32_t one_300[] = { 0, 300 };
+    static const mt_attn_attr attr[] = { { 2, 1, 17, 9, 0.3, 0, 0 }, { 2, 1, 17, 9, 0.3, 4, 100 } };
+    op_case c = attention_case(300, one_300, 1, &attr[0], true);
+    op_check_fast(&c, 13, 1e-5, 2e-2);
+    c = attention_case(300, docs_300, 4, &attr[1], true);
+    op_check_fast(&c, 14, 1e-5, 2e-2);
+}
+
+/* Scores far apart: the running maximum has to keep e^s finite. */
+static void large_scores(void)
+{
+    const mt_attn_attr attr = { 2, 1, 16, 8, 30.0, 0, 0 };
+    op_case c = attention_case(37, one_37, 1, &attr, false);
+    op_data d;
+    op_result a, b;
+    op_fill(&c, 15, &d);
+    op_run(&c, &d, &(op_how){ .dtype = MT_F32, .threads = 2 }, &a);
+    op_run(&c, &d, &(op_how){ .dtype = MT_F64, .isa = "scalar", .threads = 1 }, &b);
+    CHECK(op_error(a.out[0], b.out[0], 37 * 16) < 1e-4, "%g",
+          op_error(a.out[0], b.out[0], 37 * 16));
+    op_result_free(&a);
+    op_result_free(&b);
+    op_data_free(&d);
+}
+
+/* Prefill of some tokens and decode of the others gives the rows of one whole pass. */
+static void generate(const mt_attn_attr *attr, mt_dtype dtype, const char *isa, double tolerance)
+{
+    enum { T = 37, PREFILL = 20, CAPACITY = 40 };
+    op_case whole = attention_case(T, one_37, 1, attr, true);
+    op_data d;
+    op_result want;
+    op_fill(&whole, 21, &d);
+    op_run(&whole, &d, &(op_how){ .dtype = dtype, .isa = isa, .threads = 2, .forward_only = true },
+           &want);
+    size_t size = (size_t)mt_dtype_size(dtype);
+    mt_kv kv = { .capacity = CAPACITY };
+    kv.k = calloc((size_t)(CAPACITY * attr->kv_heads * attr->qk_dim), size);
+    kv.v = calloc((size_t)(CAPACITY * attr->kv_heads * attr->v_dim), size);
+    int64_t out_cols = whole.out[0].cols;
+    for (int64_t from = 0; from < T;) {
+        int32_t n = from == 0 ? PREFILL : 1;
+        int32_t starts[2] = { 0, n };
+        op_case c = attention_case(n, starts, 1, attr, true);
+        op_data part = d;
+        for (int i = 0; i < 3; i++)
+            part.in[i] = d.in[i] + from * c.in[i].cols;
+        kv.used = from;
+        c.kv = kv;
+        op_how how = { .dtype = dtype, .isa = isa, .threads = 2, .pad = 2, .forward_only = true };
+        how.pass = from == 0 ? MT_PASS_PREFILL : MT_PASS_DECODE;
+        op_result got;
+        op_run(&c, &part, &how, &got);
+        double e = op_error(got.out[0], want.out[0] + from * out_cols, n * out_cols);
+        CHECK(e < tolerance, "row %d: off by %g", (int)from, e);
+        op_result_free(&got);
+        from += n;
+    }
+    free(kv.k);
+    free(kv.v);
+    op_result_free(&want);
+    op_data_free(&d);
+}
+
+static void generation(void)
+{
+    static const mt_attn_attr attr[] = { { 4, 2, 10, 6, 0.3, 0, 0 }, { 4, 2, 10, 6, 0.3, 2, 5 } };
+    for (int i = 0; i < 2; i++) {
+        generate(&attr[i], MT_F32, NULL, 1e-5);
+        generate(&attr[i], MT_BF16, NULL, 1e-2);
+        generate(&attr[i], MT_F32, "scalar", 1e-5);
+        generate(&attr[i], MT_F64, "scalar", 1e-12);
+    }
+}
+
+int main(void)
+{
+    RUN(plain);
+    RUN(window);
+    RUN(softcap);
+    RUN(sinks);
+    RUN(everything);
+    RUN(one_token);
+    RUN(blocks);
+    RUN(large_scores);
+    RUN(generation);
+    return check_done();
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * linear_cross_entropy on the CPU: loss and gradients in every dtype, ignored targets, several
+ * chunks, and the logits that generation asks for.
+ */
+#include "op.h"
+
+#include <math.h>
+
+static op_case xent_case(int64_t t, int64_t hidden, int64_t vocab, const mt_xent_attr *attr,
+                         const int32_t *targets)
+{
+    return (op_case){ .op = "linear_cross_entropy",
+                      .attr = attr,
+                      .n_in = 2,
+                      .n_out = 1,
+                      .n_aux = 1,
+                      .in = { { t, hidden }, { vocab, hidden, .param = true } },
+                      .out = { { t, 1, .stat = true } },
+                      .aux = { { t, hidden } },
+                      .grad_in_forward = true,
+                      .drop_in = 3,
+                      .batch = { .tokens = t, .targets = targets, .loss_scale = 0.125 } };
+}
+
+static void make_targets(int32_t *targets, int64_t t, int64_t vocab)
+{
+    for (int64_t i = 0; i < t; i++)
+        targets[i] = i % 5 == 3 ? -100 : (int32_t)((i * 7919 + 3) % vocab);
+}
+
+static void check_case(int64_t t, int64_t hidden, int64_t vocab, double cap)
+{
+    int32_t targets[3000];
+    const mt_xent_attr attr = { cap };
+    make_targets(targets, t, vocab);
+    op_case c = xent_case(t, hidden, vocab, &attr, targets);
+    op_check_fast(&c, 5, 1e-5, 2e-2);
+    if (t <= 37)
+        op_check_gradients(&c, 6, 1e-6);
+}
+
+static void one_token(void)
+{
+    check_case(1, 10, 13, 0);
+}
+
+static void odd(void)
+{
+    check_case(37, 19, 61, 0);
+}
+
+static void softcap(void)
+{
+    check_case(37, 19, 61, 3.0);
+}
+
+static void several_chunks(void)
+{
+    check_case(2500, 7, 33, 0);
+}
+
+/* Targets that are ignored have neither loss nor gradient; eval gives the same losses as train. */
+static void ignored(void)
+{
+    enum { T = 21, HIDDEN = 9, VOCAB = 30 };
+    int32_t targets[T];
+    const mt_xent_attr attr = { 0 };
+    make_targets(targets, T, VOCAB);
+    op_case c = xent_case(T, HIDDEN, VOCAB, &attr, targets);
+    op_data d;
+    op_result train, eval;
+    op_fill(&c, 5, &d);
+    op_run(&c, &d, &(op_how){ .dtype = MT_F32, .threads = 2 }, &train);
+    op_run(&c, &d,
+           &(op_how){ .dtype = MT_F32, .threads = 2, .forward_only = true, .pass = MT_PASS_EVAL },
+           &eval);
+    CHECK(memcmp(train.out[0], eval.out[0], T * sizeof(double)) == 0, "eval differs from train");
+    for (int i = 0; i < T; i++) {
+        double norm = 0;
+        for (int k = 0; k < HIDDEN; k++)
+            norm += fabs(train.d_in[0][i * HIDDEN + k]);
+        CHECK((targets[i] == -100) == (train.out[0][i] == 0), "loss of token %d", i);
+        CHECK((targets[i] == -100) == (norm == 0), "gradient of token %d", i);
+    }
+    op_result_free(&train);
+    op_result_free(&eval);
+    op_data_free(&d);
+}
+
+static void generation(mt_dtype dtype, const char *isa, double cap, double tolerance)
+{
+    enum { T = 101, HIDDEN = 19, VOCAB = 301, WANTED = 70 };
+    const mt_xent_attr attr = { cap };
+    op_case c = xent_case(T, HIDDEN, VOCAB, &attr, NULL);
+    int32_t rows[WANTED];
+    for (int i = 0; i < WANTED; i++)
+        rows[i] = T - 1 - i;
+    void *logits = calloc(WANTED * VOCAB, (size_t)(dtype == MT_F64 ? 8 : 4));
+    c.batch.logits = logits;
+    c.batch.logit_rows = rows;
+    c.batch.n_logit_rows = WANTED;
+    op_data d;
+    op_result r;
+    op_fill(&c, 9, &d);
+    op_run(&c, &d,
+           &(op_how){ .dtype = dtype,
+                      .isa = isa,
+                      .threads = 2,
+                      .pad = 3,
+                      .forward_only = true,
+                      .pass = MT_PASS_PREFILL },
+           &r);
+    double *got = calloc(WANTED * VOCAB, sizeof *got), *want = calloc(WANTED * VOCAB, sizeof *want);
+    for (int i = 0; i < WANTED * VOCAB; i++) {
+        got[i] = dtype == MT_F64 ? ((double *)logits)[i] : (double)((float *)logits)[i];
+        for (int k = 0; k < HIDDEN; k++)
+            want[i] += d.in[0][rows[i / VOCAB] * HIDDEN + k] * d.in[1][i % VOCAB * HIDDEN + k];
+        if (cap > 0)
+            want[i] = cap * tanh(want[i] / cap);
+        if (dtype == MT_BF16)
+            CHECK(mt_bf16_to_f32(mt_f32_to_bf16((float)got[i])) == (float)got[i], "not rounded");
+    }
+    double e = op_error(got, want, WANTED * VOCAB);
+    CHECK(e < tolerance, "logits are off by %g", e);
+    for (int i = 0; i < T; i++)
+        CHECK(isnan(r.out[0][i]), "the loss was written");
+    free(got), free(want), free(logits);
+    op_result_free(&r);
+    op_data_free(&d);
+}
+
+static void logits(void)
+{
+    generation(MT_F32, NULL, 0, 1e-6);
+    generation(MT_F32, "scalar", 2, 1e-6);
+    generation(MT_F64, "scalar", 2, 1e-14);
+    generation(MT_BF16, NULL, 2, 1e-2);
+}
+
+static void target_out_of_range(void)
+{
+    const mt_backend *b = op_backend();
+    const mt_xent_attr attr = { 0 };
+    int32_t targets[2] = { 0, 3 };
+    float x[2] = { 0 }, w[3] = { 0 }, loss[2];
+    void *device, *queue, *work;
+    CHECK(b->open(0, 1, &device) == MT_OK && b->queue_create(device, "q", &queue) == MT_OK, " ");
+    mt_op_call c = { .attr = &attr,
+                     .pass = MT_PASS_EVAL,
+                     .n_in = 2,
+                     .n_out = 1,
+                     .in = { { x, 2, 1, 1, MT_F32, 0 }, { w, 3, 1, 1, MT_F32, 0 } },
+                     .out = { { loss, 2, 1, 1, MT_F32, 0 } },
+                     .batch = { .tokens = 2, .targets = targets } };
+    const mt_kernel *k = b->kernel(device, "linear_cross_entropy");
+    c.work_bytes = k->workspace(device, &c, false);
+    CHECK(b->device_alloc(device, c.work_bytes, &work) == MT_OK, " ");
+    c.work = work;
+    k->forward(device, queue, &c);
+    b->queue_sync(device, queue);
+    CHECK(b->error(device) == MT_ERR_INVALID, "accepted");
+    b->device_free(device, work, c.work_bytes);
+    b->queue_destroy(device, queue);
+    b->close(device);
+}
+
+int main(void)
+{
+    RUN(one_token);
+    RUN(odd);
+    RUN(softcap);
+    RUN(several_chunks);
+    RUN(ignored);
+    RUN(logits);
+    RUN(target_out_of_range);
+    return check_done();
+}
