@@ -14,18 +14,21 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #include <immintrin.h>
-#define SIMD_AVX512     1
-#define SIMD_WIDTH      16
-#define SIMD_NAME(name) name##_avx512
+#define SIMD_AVX512      1
+#define SIMD_WIDTH       16
+#define SIMD_NAME_(name) name##_avx512
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
-#define SIMD_AVX2       1
-#define SIMD_WIDTH      8
-#define SIMD_NAME(name) name##_avx2
+#define SIMD_AVX2        1
+#define SIMD_WIDTH       8
+#define SIMD_NAME_(name) name##_avx2
 #else
-#define SIMD_WIDTH      4
-#define SIMD_NAME(name) name##_base
+#define SIMD_WIDTH       4
+#define SIMD_NAME_(name) name##_base
 #endif
+
+/* The name of something that is exported, with the instruction set behind it. */
+#define SIMD_NAME(name) SIMD_NAME_(name)
 
 typedef float vf __attribute__((vector_size(4 * SIMD_WIDTH)));    /* floats */
 typedef int32_t vi __attribute__((vector_size(4 * SIMD_WIDTH)));  /* integers, lane masks (0, -1) */

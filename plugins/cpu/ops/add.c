@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Operation "add": y = a + b. Backward hands d_out to both operands; the core usually aliases
+ * instead.
+ */
+#include "rows.h"
+
+CPU_ROWS_OP(add);

@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Operation "glu": y = f(gate) * up: SiLU, GELU (tanh form), and GPT-OSS's clamped SwiGLU.
+ */
+#include "rows.h"
+
+CPU_ROWS_OP(glu);

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The row-wise kernels in plain C, for FP32, BF16 and FP64: the reference that vector kernels are
+ * compared with, what CPU_SCALAR runs, and what gradient checks run in FP64. Also the choice of
+ * the table.
+ */
+#include "rows.h"
+
+#include <math.h>
+
+#define REF(name)    name##_f32
+#define REF_T        float
+#define REF_A        float
+#define REF_LOAD(x)  (x)
+#define REF_STORE(x) (x)
+#define REF_FN(fn)   fn##f
+#include "rows_ref.h"
+
+#define REF(name)    name##_bf16
+#define REF_T        uint16_t
+#define REF_A        float
+#define REF_LOAD(x)  mt_bf16_to_f32(x)
+#define REF_STORE(x) mt_f32_to_bf16(x)
+#define REF_FN(fn)   fn##f
+#include "rows_ref.h"
+
+#define REF(name)    name##_f64
+#define REF_T        double
+#define REF_A        double
+#define REF_LOAD(x)  (x)
+#define REF_STORE(x) (x)
+#define REF_FN(fn)   fn
+#include "rows_ref.h"
+
+const cpu_rows *cpu_rows_of(cpu_isa isa, mt_dtype compute)
+{
+    if (compute == MT_F64)
+        return &cpu_rows_f64;
+    bool bf16 = compute == MT_BF16;
+#if defined(__x86_64__)
+    if (isa == CPU_AVX512)
+        return bf16 ? &cpu_rows_bf16_avx512 : &cpu_rows_f32_avx512;
+    if (isa == CPU_AVX2)
+        return bf16 ? &cpu_rows_bf16_avx2 : &cpu_rows_f32_avx2;
+#endif
+    (void)isa;
+    return bf16 ? &cpu_rows_bf16 : &cpu_rows_f32;
+}

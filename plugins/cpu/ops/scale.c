@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Operation "scale": y = x * factor, the factor rounded to the compute dtype first (Gemma's
+ * embedding).
+ */
+#include "rows.h"
+
+CPU_ROWS_OP(scale);
