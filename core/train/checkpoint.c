@@ -1,0 +1,481 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Saving a checkpoint: everything goes to a temporary folder, is made durable, and appears under
+ * its name by one rename. state.json is written last: a folder without it is not a checkpoint.
+ */
+#include "checkpoint.h"
+
+#include "../base/log.h"
+#include "../base/status.h"
+#include "checkpoint_files.h"
+#include "files.h"
+#include "weights.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define TEMP_PREFIX ".tmp-"
+
+static const int64_t default_shard_bytes = (int64_t)4 << 30;
+
+static mt_status make_path(char ret[PATH_MAX], const char *fmt, ...) MT_PRINTF(2, 3);
+
+static mt_status make_path(char ret[PATH_MAX], const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(ret, PATH_MAX, fmt, args);
+    va_end(args);
+    if (n < 0 || n >= PATH_MAX)
+        return status_set(MT_ERR_INVALID, "%.60s...: the path is longer than %d bytes", ret,
+                          PATH_MAX - 1);
+    return MT_OK;
+}
+
+/* The step in "step-000042", -1 for any other name. */
+static int64_t step_of(const char *name)
+{
+    char canonical[40];
+    if (strncmp(name, "step-", 5) != 0)
+        return -1;
+    long long step = strtoll(name + 5, NULL, 10);
+    snprintf(canonical, sizeof canonical, "step-%06lld", step);
+    return step >= 0 && strcmp(name, canonical) == 0 ? step : -1;
+}
+
+/* ---- space ---------------------------------------------------------------------------------- */
+
+static int64_t needed_bytes(const store *s, const checkpoint_options *o)
+{
+    int64_t bytes = 1 << 20, each = mt_dtype_size(o->weights_dtype);
+    for (int32_t p = 0; p < s->m->n_params; p++) {
+        const model_param *q = &s->m->params[p];
+        int64_t size = each;
+        for (uint32_t k = 0; k < s->n_states && !o->weights_only; k++)
+            if (!(q->flags & MT_PARAM_FROZEN))
+                size += mt_dtype_size(s->states[k].dtype);
+        bytes += q->elems * size + 1024; /* headers, checksums */
+    }
+    return bytes;
+}
+
+static mt_status check_space(const store *s, const checkpoint_options *o)
+{
+    struct statvfs fs;
+    if (statvfs(o->folder, &fs) < 0)
+        return status_set(MT_ERR_IO, "%s: cannot ask for the free space: %s", o->folder,
+                          strerror(errno));
+    double need = (double)needed_bytes(s, o);
+    double have = (double)fs.f_bavail * (double)fs.f_frsize;
+    if (need <= have)
+        return MT_OK;
+    return status_set(MT_ERR_IO,
+                      "%s: a checkpoint needs %.3f GiB, %.3f GiB are free; free some space, lower "
+                      "checkpoint.save_total_limit, set checkpoint.weights_only, or choose another "
+                      "output_dir",
+                      o->folder, need / 0x1p30, have / 0x1p30);
+}
+
+/* ---- tensors -------------------------------------------------------------------------------- */
+
+static mt_tensor_info tensor_of(const model_param *p, const char *name, mt_dtype dtype)
+{
+    mt_tensor_info t = { .name = name, .dtype = dtype, .bytes = p->elems * mt_dtype_size(dtype) };
+    if (p->rows)
+        t.dim[t.ndim++] = p->rows;
+    t.dim[t.ndim++] = p->cols;
+    return t;
+}
+
+static mt_status add_checksum(json_t *sums, const char *name, XXH3_state_t *hash)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)XXH3_64bits_digest(hash));
+    if (json_object_set_new(sums, name, json_string(text)) < 0)
+        return status_nomem("checksums of a checkpoint", sizeof text);
+    return MT_OK;
+}
+
+/* The masters of one parameter: as FP32, or as the BF16 that is streamed (plane hi). */
+static mt_status write_masters(const store *s, int32_t param, const mt_weights *format,
+                               void *writer, mt_dtype dtype, weights_buffer *b, XXH3_state_t *hash)
+{
+    int64_t elems = s->m->params[param].elems, step = weights_piece_elems(MT_F32);
+    for (int64_t at = 0; at < elems; at += step) {
+        int64_t n = elems - at < step ? elems - at : step;
+        const void *bytes = b->value;
+        store_get(s, param, at, n, b->value);
+        if (dtype == MT_BF16) {
+            uint16_t *half = b->raw;
+            int16_t lo;
+            for (int64_t i = 0; i < n; i++)
+                mt_split_f32(b->value[i], &half[i], &lo);
+            bytes = half;
+        }
+        XXH3_64bits_update(hash, bytes, (size_t)(n * mt_dtype_size(dtype)));
+        mt_status status = format->write(writer, param, bytes, n * mt_dtype_size(dtype));
+        if (status)
+            return status;
+    }
+    return MT_OK;
+}
+
+static mt_status save_weights(const store *s, const checkpoint_options *o, const mt_weights *format,
+                              const char *folder, json_t *sums)
+{
+    const model *m = s->m;
+    mt_status status = MT_OK;
+    void *writer = NULL;
+    weights_buffer b = { 0 };
+    XXH3_state_t *hash = XXH3_createState();
+    mt_tensor_info *list = calloc((size_t)m->n_params + 1, sizeof *list);
+    if (!hash || !list) {
+        status = status_nomem("saving weights", (size_t)m->n_params * sizeof *list);
+        goto out;
+    }
+    if ((status = weights_buffer_init(&b)))
+        goto out;
+    for (int32_t p = 0; p < m->n_params; p++)
+        list[p] = tensor_of(&m->params[p], m->params[p].name, o->weights_dtype);
+    status = format->create(folder, CHECKPOINT_WEIGHTS_STEM, list, m->n_params,
+                            o->shard_bytes ? o->shard_bytes : default_shard_bytes, &writer);
+    for (int32_t p = 0; p < m->n_params && !status; p++) {
+        XXH3_64bits_reset(hash);
+        status = write_masters(s, p, format, writer, o->weights_dtype, &b, hash);
+        if (!status)
+            status = add_checksum(sums, m->params[p].name, hash);
+    }
+    if (!status) {
+        status = format->finish(writer);
+        writer = NULL;
+    }
+out:
+    if (writer)
+        format->abort(writer);
+    weights_buffer_finish(&b);
+    free(list);
+    XXH3_freeState(hash);
+    return status;
+}
+
+/* A state plane goes to the file as it lies in the store, in pieces that keep the page cache's
+ * writeback going. */
+static mt_status write_state(const void *data, int64_t bytes, int64_t index,
+                             const mt_weights *format, void *writer, XXH3_state_t *hash)
+{
+    const char *p = data;
+    for (int64_t at = 0; at < bytes; at += WEIGHTS_PIECE) {
+        int64_t n = bytes - at < WEIGHTS_PIECE ? bytes - at : WEIGHTS_PIECE;
+        XXH3_64bits_update(hash, p + at, (size_t)n);
+        mt_status status = format->write(writer, index, p + at, n);
+        if (status)
+            return status;
+    }
+    return MT_OK;
+}
+
+static mt_status save_states(const store *s, const checkpoint_options *o, const mt_weights *format,
+                             const char *folder, json_t *sums)
+{
+    const model *m = s->m;
+    mt_status status = MT_OK;
+    void *writer = NULL;
+    int64_t n = 0, index = 0;
+    size_t room = (size_t)m->n_params * s->n_states + 1;
+    XXH3_state_t *hash = XXH3_createState();
+    mt_tensor_info *list = calloc(room, sizeof *list);
+    char **name = calloc(room, sizeof *name);
+    if (!hash || !list || !name) {
+        status = status_nomem("saving optimizer states", room * sizeof *list);
+        goto out;
+    }
+    for (int32_t p = 0; p < m->n_params; p++)
+        for (uint32_t k = 0; k < s->n_states && !(m->params[p].flags & MT_PARAM_FROZEN); k++) {
+            if (asprintf(&name[n], "%s.%s", m->params[p].name, s->states[k].name) < 0) {
+                name[n] = NULL;
+                status = status_nomem("names of optimizer states", 256);
+                goto out;
+            }
+            list[n] = tensor_of(&m->params[p], name[n], s->states[k].dtype);
+            n++;
+        }
+    status = format->create(folder, CHECKPOINT_STATES_STEM, list, n,
+                            o->shard_bytes ? o->shard_bytes : default_shard_bytes, &writer);
+    for (int32_t p = 0; p < m->n_params && !status; p++)
+        for (uint32_t k = 0; k < s->n_states && !(m->params[p].flags & MT_PARAM_FROZEN) && !status;
+             k++) {
+            XXH3_64bits_reset(hash);
+            status =
+                write_state(store_state(s, p, k), list[index].bytes, index, format, writer, hash);
+            if (!status)
+                status = add_checksum(sums, name[index], hash);
+            index++;
+        }
+    if (!status) {
+        status = format->finish(writer);
+        writer = NULL;
+    }
+out:
+    if (writer)
+        format->abort(writer);
+    for (size_t i = 0; name && i < room; i++)
+        free(name[i]);
+    free(name);
+    free(list);
+    XXH3_freeState(hash);
+    return status;
+}
+
+/* ---- state.json ----------------------------------------------------------------------------- */
+
+static mt_status write_state_file(const store *s, const checkpoint_state *state,
+                                  const checkpoint_options *o, const char *folder, json_t *weights,
+                                  json_t *states)
+{
+    char path[PATH_MAX];
+    mt_status status = make_path(path, "%s/" CHECKPOINT_STATE_FILE, folder);
+    if (status)
+        return status;
+    json_t *root = checkpoint_state_pack(state), *specs = json_array();
+    bool ok = root && specs;
+    for (uint32_t k = 0; ok && k < s->n_states && !o->weights_only; k++)
+        ok =
+            json_array_append_new(specs, json_pack("{s:s, s:s}", "name", s->states[k].name, "dtype",
+                                                   mt_dtype_name(s->states[k].dtype))) == 0;
+    ok = ok &&
+         json_object_set_new(root, "model_type", json_string(o->model_type ? o->model_type : "")) ==
+             0 &&
+         json_object_set_new(root, "weights_dtype", json_string(mt_dtype_name(o->weights_dtype))) ==
+             0 &&
+         json_object_set_new(root, "weights_only", json_boolean(o->weights_only)) == 0 &&
+         json_object_set(root, "states", specs) == 0 &&
+         json_object_set(root, "weights", weights) == 0 &&
+         json_object_set(root, "optimizer", states) == 0;
+    char *text = ok ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
+    if (text)
+        status = files_write(path, text, strlen(text));
+    else
+        status = status_nomem("state.json", 0);
+    free(text);
+    json_decref(specs);
+    json_decref(root);
+    return status;
+}
+
+/* ---- folders -------------------------------------------------------------------------------- */
+
+/* Calls fn for every entry of the folder until it fails. */
+static mt_status each_entry(const char *folder,
+                            mt_status (*fn)(void *arg, const char *folder, const char *name),
+                            void *arg)
+{
+    DIR *d = opendir(folder);
+    if (!d)
+        return status_set(errno == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO, "%s: cannot list: %s",
+                          folder, strerror(errno));
+    mt_status status = MT_OK;
+    struct dirent *e;
+    while (!status && (e = readdir(d)))
+        status = fn(arg, folder, e->d_name);
+    closedir(d);
+    return status;
+}
+
+/* What an interrupted save or rotation left. */
+static mt_status remove_stale(void *arg, const char *folder, const char *name)
+{
+    (void)arg;
+    char path[PATH_MAX];
+    if (strncmp(name, TEMP_PREFIX, sizeof TEMP_PREFIX - 1) != 0)
+        return MT_OK;
+    mt_status status = make_path(path, "%s/%s", folder, name);
+    return status ? status : files_remove_tree(path);
+}
+
+typedef struct step_list {
+    int64_t *steps;
+    int64_t n, cap;
+} step_list;
+
+static mt_status collect_step(void *arg, const char *folder, const char *name)
+{
+    step_list *l = arg;
+    char path[PATH_MAX];
+    int64_t step = step_of(name);
+    if (step < 0)
+        return MT_OK;
+    mt_status status = make_path(path, "%s/%s/" CHECKPOINT_STATE_FILE, folder, name);
+    if (status || !files_is_file(path))
+        return status;
+    if (l->n == l->cap) {
+        int64_t cap = l->cap ? 2 * l->cap : 16;
+        int64_t *grown = realloc(l->steps, (size_t)cap * sizeof *grown);
+        if (!grown)
+            return status_nomem("the list of checkpoints", (size_t)cap * sizeof *grown);
+        l->steps = grown;
+        l->cap = cap;
+    }
+    l->steps[l->n++] = step;
+    return MT_OK;
+}
+
+static int newest_first(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* Steps of the complete checkpoints in `folder`, newest first. */
+static mt_status list_steps(const char *folder, step_list *ret)
+{
+    mt_status status = each_entry(folder, collect_step, ret);
+    if (!status && ret->n)
+        qsort(ret->steps, (size_t)ret->n, sizeof *ret->steps, newest_first);
+    return status;
+}
+
+/* Removes all but the newest `keep` complete checkpoints; the one just saved counts and stays. They
+ * leave by way of a temporary name, so that a half removed one is never taken for a checkpoint. */
+static mt_status rotate(const char *folder, int64_t keep, int64_t saved)
+{
+    step_list l = { 0 };
+    mt_status status = list_steps(folder, &l);
+    int64_t kept = 1;
+    for (int64_t i = 0; i < l.n && !status; i++) {
+        char path[PATH_MAX], temp[PATH_MAX];
+        if (l.steps[i] == saved || kept++ < keep)
+            continue;
+        if ((status = make_path(path, "%s/step-%06lld", folder, (long long)l.steps[i])) ||
+            (status = make_path(temp, "%s/" TEMP_PREFIX "old-step-%06lld", folder,
+                                (long long)l.steps[i])))
+            break;
+        if (rename(path, temp) < 0)
+            status = status_set(MT_ERR_IO, "%s: cannot remove: %s", path, strerror(errno));
+        else
+            status = files_remove_tree(temp);
+    }
+    free(l.steps);
+    return status;
+}
+
+/* Gives the finished folder its name. One of the same step that stands there is exchanged for it
+ * in one step; where the file system cannot exchange, it steps aside first. */
+static mt_status publish(const char *temp, const char *final, const char *aside)
+{
+    if (renameat2(AT_FDCWD, temp, AT_FDCWD, final, RENAME_NOREPLACE) == 0)
+        return MT_OK;
+    if (errno == EEXIST && renameat2(AT_FDCWD, temp, AT_FDCWD, final, RENAME_EXCHANGE) == 0)
+        return files_remove_tree(temp);
+    if (files_is_folder(final) && rename(final, aside) < 0)
+        return status_set(MT_ERR_IO, "%s: cannot replace: %s", final, strerror(errno));
+    if (rename(temp, final) < 0) {
+        mt_status status =
+            status_set(MT_ERR_IO, "%s: cannot rename into place: %s", final, strerror(errno));
+        if (files_is_folder(aside) && rename(aside, final) < 0)
+            log_write(MT_LOG_ERROR, "the earlier checkpoint is now %s", aside);
+        return status;
+    }
+    return files_remove_tree(aside);
+}
+
+/* ---- the interface -------------------------------------------------------------------------- */
+
+static mt_status fill_folder(const store *s, const checkpoint_state *state,
+                             const checkpoint_options *o, const mt_weights *format,
+                             mt_status (*write_config)(void *arg, const char *folder), void *arg,
+                             const char *folder)
+{
+    json_t *weights = json_object(), *states = json_object();
+    mt_status status = weights && states ? MT_OK : status_nomem("checksums of a checkpoint", 0);
+    if (!status)
+        status = save_weights(s, o, format, folder, weights);
+    if (!status && !o->weights_only)
+        status = save_states(s, o, format, folder, states);
+    if (!status && write_config)
+        status = write_config(arg, folder);
+    if (!status)
+        status = files_sync_contents(folder);
+    if (!status)
+        status = write_state_file(s, state, o, folder, weights, states);
+    if (!status)
+        status = files_sync_folder(folder);
+    json_decref(weights);
+    json_decref(states);
+    return status;
+}
+
+static mt_status save(const store *s, const checkpoint_state *state, const checkpoint_options *o,
+                      const mt_weights *format,
+                      mt_status (*write_config)(void *arg, const char *folder), void *arg)
+{
+    char temp[PATH_MAX], final[PATH_MAX], aside[PATH_MAX];
+    long long step = (long long)state->step;
+    mt_status status;
+    if (state->step < 0 || o->keep < 0 || o->shard_bytes < 0 ||
+        !(o->weights_dtype == MT_F32 || (o->weights_dtype == MT_BF16 && o->weights_only)))
+        return status_set(MT_ERR_INVALID,
+                          "step %lld, %lld to keep, shards of %lld bytes, weights in %s; expected "
+                          "no negative number, and fp32 (or bf16 for weights only)",
+                          step, (long long)o->keep, (long long)o->shard_bytes,
+                          mt_dtype_name(o->weights_dtype));
+    if ((status = make_path(temp, "%s/" TEMP_PREFIX "step-%06lld", o->folder, step)) ||
+        (status = make_path(final, "%s/step-%06lld", o->folder, step)) ||
+        (status = make_path(aside, "%s/" TEMP_PREFIX "old-step-%06lld", o->folder, step)))
+        return status;
+    if ((status = files_make_folders(o->folder)) ||
+        (status = each_entry(o->folder, remove_stale, NULL)) || (status = check_space(s, o)) ||
+        (status = files_make_folders(temp)))
+        return status;
+    if ((status = fill_folder(s, state, o, format, write_config, arg, temp)) ||
+        (status = publish(temp, final, aside))) {
+        char text[1024]; /* the reason, not what cleaning up may meet */
+        snprintf(text, sizeof text, "%s", status_text());
+        files_remove_tree(temp);
+        return status_set(status, "%s", text);
+    }
+    if ((status = files_sync_folder(o->folder)))
+        return status;
+    /* The checkpoint stands: what cannot be removed must not make the save fail. */
+    if (o->keep > 0 && rotate(o->folder, o->keep, state->step))
+        log_write(MT_LOG_WARNING, "checkpoint: %s", status_text());
+    return MT_OK;
+}
+
+mt_status checkpoint_save(const store *s, const checkpoint_state *state,
+                          const checkpoint_options *options, const mt_weights *format,
+                          mt_status (*write_config)(void *arg, const char *folder), void *arg)
+{
+    mt_status status = save(s, state, options, format, write_config, arg);
+    return status ? status_prefix(status, "cannot save step %lld", (long long)state->step) : MT_OK;
+}
+
+mt_status checkpoint_latest(const char *folder, char *ret, size_t size)
+{
+    step_list l = { 0 };
+    char path[PATH_MAX];
+    mt_status status = list_steps(folder, &l);
+    if (!status) {
+        status = status_set(MT_ERR_NOT_FOUND, "%s: no complete checkpoint", folder);
+        for (int64_t i = 0; i < l.n && status; i++) {
+            json_t *root;
+            if ((status = make_path(path, "%s/step-%06lld", folder, (long long)l.steps[i])))
+                break;
+            if ((status = checkpoint_read_state(path, &root)))
+                log_write(MT_LOG_WARNING, "passed over: %s", status_text());
+            else
+                json_decref(root);
+        }
+    }
+    free(l.steps);
+    if (!status && strlen(path) >= size)
+        status = status_set(MT_ERR_INVALID, "%s: the path is too long", path);
+    if (!status)
+        memcpy(ret, path, strlen(path) + 1);
+    return status;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What saving and loading a checkpoint agree on: names, and state.json.
+ */
+#ifndef MT_CORE_CHECKPOINT_FILES_H
+#define MT_CORE_CHECKPOINT_FILES_H
+
+#include "checkpoint.h"
+
+#include <jansson.h>
+
+#define CHECKPOINT_STATE_FILE   "state.json"
+#define CHECKPOINT_FORMAT       "megatrain-checkpoint"
+#define CHECKPOINT_WEIGHTS_STEM "model"
+#define CHECKPOINT_STATES_STEM  "optimizer"
+enum { CHECKPOINT_VERSION = 1 };
+
+/* state.json as a tree:
+ *   format, version, step, optimizer_step, tokens, targets, skipped_in_a_row: integers
+ *   seed: a decimal string (it has 64 bits); best_validation_loss: a number, or "inf" ...
+ *   data: { epoch, index, offset }
+ *   model_type, weights_dtype ("fp32"), weights_only
+ *   states: [{ name, dtype }]
+ *   weights, optimizer: { tensor: XXH3-64 of its bytes in the file, 16 hex digits } */
+json_t *checkpoint_state_pack(const checkpoint_state *state);
+/* `path` is for messages. */
+mt_status checkpoint_state_unpack(const json_t *root, const char *path, checkpoint_state *ret);
+
+/* Reads FOLDER/state.json and checks format and version; MT_ERR_NOT_FOUND without the file. */
+mt_status checkpoint_read_state(const char *folder, json_t **ret);
+
+#endif

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loading a checkpoint: state.json says what must be there, in which dtypes, with which checksums;
+ * whatever differs is named.
+ */
+#include "../base/status.h"
+#include "checkpoint.h"
+#include "checkpoint_files.h"
+#include "files.h"
+#include "weights.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- state.json ----------------------------------------------------------------------------- */
+
+/* JSON knows neither infinity nor NaN: they are written as text. */
+static json_t *pack_real(double x)
+{
+    return isfinite(x) ? json_real(x) : json_string(isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+}
+
+json_t *checkpoint_state_pack(const checkpoint_state *s)
+{
+    char seed[32];
+    snprintf(seed, sizeof seed, "%llu", (unsigned long long)s->seed);
+    return json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I}, s:s, s:o, s:I}", "format",
+                     CHECKPOINT_FORMAT, "version", CHECKPOINT_VERSION, "step", (json_int_t)s->step,
+                     "optimizer_step", (json_int_t)s->optimizer_step, "tokens",
+                     (json_int_t)s->tokens, "targets", (json_int_t)s->targets, "data", "epoch",
+                     (json_int_t)s->data.epoch, "index", (json_int_t)s->data.index, "offset",
+                     (json_int_t)s->data.offset, "seed", seed, "best_validation_loss",
+                     pack_real(s->best_validation_loss), "skipped_in_a_row",
+                     (json_int_t)s->skipped_in_a_row);
+}
+
+mt_status checkpoint_state_unpack(const json_t *root, const char *path, checkpoint_state *ret)
+{
+    json_error_t error;
+    json_int_t step, optimizer_step, tokens, targets, epoch, index, offset, skipped;
+    const char *seed;
+    json_t *best;
+    if (json_unpack_ex((json_t *)root, &error, 0,
+                       "{s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I}, s:s, s:o, s:I}", "step", &step,
+                       "optimizer_step", &optimizer_step, "tokens", &tokens, "targets", &targets,
+                       "data", "epoch", &epoch, "index", &index, "offset", &offset, "seed", &seed,
+                       "best_validation_loss", &best, "skipped_in_a_row", &skipped) < 0)
+        return status_set(MT_ERR_FORMAT, "%s/" CHECKPOINT_STATE_FILE ": %s; the file is damaged",
+                          path, error.text);
+    char *end;
+    errno = 0;
+    unsigned long long seed_value = strtoull(seed, &end, 10);
+    double best_value =
+        json_is_string(best) ? strtod(json_string_value(best), NULL) : json_number_value(best);
+    if (errno || *end || end == seed)
+        return status_set(MT_ERR_FORMAT,
+                          "%s/" CHECKPOINT_STATE_FILE ": seed '%s' is not a number; the file is "
+                          "damaged",
+                          path, seed);
+    *ret = (checkpoint_state){ .step = step,
+                               .optimizer_step = optimizer_step,
+                               .tokens = tokens,
+                               .targets = targets,
+                               .data = { epoch, index, offset },
+                               .seed = seed_value,
+                               .best_validation_loss = best_value,
+                               .skipped_in_a_row = skipped };
+    return MT_OK;
+}
+
+mt_status checkpoint_read_state(const char *folder, json_t **ret)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/" CHECKPOINT_STATE_FILE, folder) >= (int)sizeof path)
+        return status_set(MT_ERR_INVALID, "%s: the path is too long", folder);
+    if (!files_is_file(path))
+        return status_set(MT_ERR_NOT_FOUND,
+                          "%s: no " CHECKPOINT_STATE_FILE " in it: not a complete checkpoint; "
+                          "choose another one",
+                          folder);
+    json_error_t error;
+    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    if (!root)
+        return status_set(MT_ERR_FORMAT, "%s:%d:%d: %s; the file is damaged", path, error.line,
+                          error.column, error.text);
+    const char *format = json_string_value(json_object_get(root, "format"));
+    json_int_t version = json_integer_value(json_object_get(root, "version"));
+    if (format && strcmp(format, CHECKPOINT_FORMAT) == 0 && version == CHECKPOINT_VERSION) {
+        *ret = root;
+        return MT_OK;
+    }
+    mt_status status = status_set(
+        MT_ERR_UNSUPPORTED, "%s: format '%s' version %lld; expected '%s' version %d", path,
+        format ? format : "", (long long)version, CHECKPOINT_FORMAT, CHECKPOINT_VERSION);
+    json_decref(root);
+    return status;
+}
+
+/* "m (fp32), v (fp32)", or "none". */
+static const char *name_states(char text[256], const json_t *list)
+{
+    size_t i, n = 0;
+    json_t *e;
+    snprintf(text, 256, "none");
+    json_array_foreach((json_t *)list, i, e)
+    {
+        const char *name = json_string_value(json_object_get(e, "name"));
+        const char *dtype = json_string_value(json_object_get(e, "dtype"));
+        int put = snprintf(text + n, 256 - n, "%s%s (%s)", n ? ", " : "", name ? name : "?",
+                           dtype ? dtype : "?");
+        n = put > 0 && n + (size_t)put < 255 ? n + (size_t)put : 255;
+    }
+    return text;
+}
+
+/* The checkpoint must hold the states that this run's optimizer keeps, in the same dtypes. */
+static mt_status check_states(const store *s, const json_t *root, const char *path)
+{
+    const json_t *list = json_object_get(root, "states");
+    if (json_is_true(json_object_get(root, "weights_only")))
+        return status_set(
+            MT_ERR_INVALID,
+            "%s: saved with checkpoint.weights_only, so there are no optimizer states "
+            "to resume from; give it as `model:` to start anew from these weights",
+            path);
+    bool same = json_array_size(list) == s->n_states;
+    json_t *mine = json_array();
+    for (uint32_t k = 0; k < s->n_states && mine; k++)
+        json_array_append_new(mine, json_pack("{s:s, s:s}", "name", s->states[k].name, "dtype",
+                                              mt_dtype_name(s->states[k].dtype)));
+    same = same && mine && json_equal(mine, (json_t *)list);
+    mt_status status = MT_OK;
+    char found[256], expected[256];
+    if (!same)
+        status = status_set(MT_ERR_INVALID,
+                            "%s: holds the optimizer states %s, this run's optimizer keeps %s; "
+                            "resume with the same optimizer and state dtypes, or give it as "
+                            "`model:` to start anew from these weights",
+                            path, name_states(found, list), name_states(expected, mine));
+    json_decref(mine);
+    return status;
+}
+
+/* ---- tensors -------------------------------------------------------------------------------- */
+
+static mt_status check_sum(const json_t *sums, const char *name, XXH3_state_t *hash,
+                           const char *file)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)XXH3_64bits_digest(hash));
+    const char *want = json_string_value(json_object_get(sums, name));
+    if (want && strcmp(want, text) == 0)
+        return MT_OK;
+    return status_set(MT_ERR_FORMAT,
+                      "%s: tensor '%s' has checksum %s, expected %s (" CHECKPOINT_STATE_FILE
+                      "); the file is damaged: use another checkpoint",
+                      file, name, text, want ? want : "none");
+}
+
+static mt_status check_dtype(const mt_tensor_info *info, mt_dtype want, const char *file)
+{
+    if (info->dtype == want)
+        return MT_OK;
+    return status_set(MT_ERR_FORMAT, "%s: tensor '%s' is %s, expected %s", file, info->name,
+                      mt_dtype_name(info->dtype), mt_dtype_name(want));
+}
+
+static mt_status unknown_tensor(const mt_tensor_info *info, const char *file)
+{
+    return status_set(MT_ERR_FORMAT,
+                      "%s: tensor '%s' belongs to nothing in this model; is the checkpoint of "
+                      "another model?",
+                      file, info->name);
+}
+
+/* Readers refuse a name that comes twice, so as many as expected, all known, are all. */
+static mt_status check_count(int64_t found, int64_t expected, const char *what, const char *path)
+{
+    if (found == expected)
+        return MT_OK;
+    return status_set(MT_ERR_FORMAT,
+                      "%s: %lld %s, expected %lld; is the checkpoint of another "
+                      "model?",
+                      path, (long long)found, what, (long long)expected);
+}
+
+static mt_status name_missing_param(const model *m, const mt_weights *format, const void *reader,
+                                    const char *path)
+{
+    int64_t n = format->count(reader);
+    bool *seen = calloc((size_t)m->n_params + 1, sizeof *seen);
+    if (!seen)
+        return status_nomem("names of parameters", (size_t)m->n_params);
+    mt_tensor_info info;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t p = format->info(reader, i, &info) ? -1 : model_find_param(m, info.name);
+        if (p >= 0)
+            seen[p] = true;
+    }
+    mt_status status = MT_OK;
+    for (int32_t p = 0; p < m->n_params && !status; p++)
+        if (!seen[p])
+            status = status_set(MT_ERR_FORMAT,
+                                "%s: tensor '%s' is missing; is the checkpoint of another model?",
+                                path, m->params[p].name);
+    free(seen);
+    return status;
+}
+
+static mt_status load_weights(store *s, const json_t *root, const char *path,
+                              const mt_weights *format, XXH3_state_t *hash)
+{
+    const json_t *sums = json_object_get(root, "weights");
+    const char *dtype_name = json_string_value(json_object_get(root, "weights_dtype"));
+    mt_dtype dtype =
+        dtype_name && strcmp(dtype_name, mt_dtype_name(MT_BF16)) == 0 ? MT_BF16 : MT_F32;
+    void *reader = NULL;
+    weights_buffer b = { 0 };
+    mt_status status = format->open(path, &reader);
+    if (status)
+        return status;
+    if ((status = weights_buffer_init(&b)))
+        goto out;
+    if ((status = name_missing_param(s->m, format, reader, path)))
+        goto out;
+    int64_t n = format->count(reader);
+    for (int64_t i = 0; i < n && !status; i++) {
+        const char *file = format->file(reader, i);
+        mt_tensor_info info;
+        if ((status = format->info(reader, i, &info)))
+            break;
+        int32_t p = model_find_param(s->m, info.name);
+        if (p < 0)
+            status = unknown_tensor(&info, file);
+        if (!status)
+            status = check_dtype(&info, dtype, file);
+        if (!status)
+            status = weights_check_shape(&s->m->params[p], &info, file);
+        XXH3_64bits_reset(hash);
+        if (!status)
+            status = weights_read_param(s, p, format, reader, i, dtype, &b, hash);
+        if (!status)
+            status = check_sum(sums, info.name, hash, file);
+    }
+    if (!status)
+        status = check_count(n, s->m->n_params, "weight tensors", path);
+out:
+    weights_buffer_finish(&b);
+    format->close(reader);
+    return status;
+}
+
+/* "NAME.m" -> parameter NAME and the plane m. */
+static bool find_state(const store *s, const char *name, int32_t *ret_param, uint32_t *ret_state)
+{
+    char param[1024];
+    size_t n = strlen(name);
+    for (uint32_t k = 0; k < s->n_states; k++) {
+        size_t tail = strlen(s->states[k].name);
+        if (n <= tail + 1 || n - tail - 1 >= sizeof param || name[n - tail - 1] != '.' ||
+            strcmp(name + n - tail, s->states[k].name) != 0)
+            continue;
+        memcpy(param, name, n - tail - 1);
+        param[n - tail - 1] = '\0';
+        int32_t p = model_find_param(s->m, param);
+        if (p < 0 || (s->m->params[p].flags & MT_PARAM_FROZEN))
+            continue;
+        *ret_param = p;
+        *ret_state = k;
+        return true;
+    }
+    return false;
+}
+
+/* Straight into the plane, piece by piece so that the checksum finds the data in the cache. */
+static mt_status read_state(const mt_weights *format, const void *reader, int64_t index, void *data,
+                            int64_t bytes, XXH3_state_t *hash)
+{
+    char *p = data;
+    XXH3_64bits_reset(hash);
+    for (int64_t at = 0; at < bytes; at += WEIGHTS_PIECE) {
+        int64_t n = bytes - at < WEIGHTS_PIECE ? bytes - at : WEIGHTS_PIECE;
+        mt_status status = format->read(reader, index, at, n, p + at);
+        if (status)
+            return status;
+        XXH3_64bits_update(hash, p + at, (size_t)n);
+    }
+    return MT_OK;
+}
+
+static mt_status load_states(store *s, const json_t *root, const char *path,
+                             const mt_weights *format, XXH3_state_t *hash)
+{
+    const json_t *sums = json_object_get(root, "optimizer");
+    char stem[PATH_MAX];
+    void *reader = NULL;
+    if (snprintf(stem, sizeof stem, "%s/" CHECKPOINT_STATES_STEM, path) >= (int)sizeof stem)
+        return status_set(MT_ERR_INVALID, "%s: the path is too long", path);
+    mt_status status = format->open(stem, &reader);
+    if (status)
+        return status;
+    int64_t n = format->count(reader), want = 0;
+    for (int64_t i = 0; i < n && !status; i++) {
+        const char *file = format->file(reader, i);
+        mt_tensor_info info;
+        int32_t p = 0;
+        uint32_t k = 0;
+        if ((status = format->info(reader, i, &info)))
+            break;
+        if (!find_state(s, info.name, &p, &k))
+            status = unknown_tensor(&info, file);
+        if (!status)
+            status = check_dtype(&info, s->states[k].dtype, file);
+        if (!status)
+            status = weights_check_shape(&s->m->params[p], &info, file);
+        if (!status)
+            status = read_state(format, reader, i, store_state(s, p, k), info.bytes, hash);
+        if (!status)
+            status = check_sum(sums, info.name, hash, file);
+    }
+    for (int32_t p = 0; p < s->m->n_params; p++)
+        want += s->m->params[p].flags & MT_PARAM_FROZEN ? 0 : s->n_states;
+    if (!status)
+        status = check_count(n, want, "optimizer state tensors", path);
+    format->close(reader);
+    return status;
+}
+
+mt_status checkpoint_load(store *s, const char *path, const mt_weights *format,
+                          checkpoint_state *ret)
+{
+    json_t *root = NULL;
+    checkpoint_state state;
+    XXH3_state_t *hash = NULL;
+    mt_status status = checkpoint_read_state(path, &root);
+    if (status)
+        return status;
+    if ((status = checkpoint_state_unpack(root, path, &state)))
+        goto out;
+    if (s->n_states && (status = check_states(s, root, path)))
+        goto out;
+    if (!(hash = XXH3_createState())) {
+        status = status_nomem("checksums", 1024);
+        goto out;
+    }
+    status = load_weights(s, root, path, format, hash);
+    if (!status && s->n_states)
+        status = load_states(s, root, path, format, hash);
+    if (!status)
+        *ret = state;
+out:
+    XXH3_freeState(hash);
+    json_decref(root);
+    return status;
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Folders and small files that must survive a crash: every failure is reported, also that of fsync.
+ */
+#include "files.h"
+
+#include "../base/status.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static mt_status io_fail(const char *path, const char *doing)
+{
+    int e = errno;
+    bool full = e == ENOSPC || e == EDQUOT || e == EFBIG;
+    return status_set(MT_ERR_IO, "%s: cannot %s: %s%s", path, doing, strerror(e),
+                      full ? "; free some space or choose another folder" : "");
+}
+
+mt_status files_make_folders(const char *path)
+{
+    char part[PATH_MAX];
+    size_t n = strlen(path);
+    if (n == 0 || n >= sizeof part)
+        return status_set(MT_ERR_INVALID, "'%s': expected the path of a folder, at most %d long",
+                          path, PATH_MAX - 1);
+    memcpy(part, path, n + 1);
+    for (size_t i = 1; i <= n; i++) {
+        if (part[i] != '/' && part[i] != '\0')
+            continue;
+        char c = part[i];
+        part[i] = '\0';
+        int e = mkdir(part, 0777) < 0 ? errno : 0;
+        if (e && !files_is_folder(part)) {
+            errno = e;
+            return io_fail(part, "make the folder");
+        }
+        part[i] = c;
+    }
+    return MT_OK;
+}
+
+static int remove_entry(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    (void)st;
+    (void)flag;
+    (void)ftw;
+    return remove(path);
+}
+
+mt_status files_remove_tree(const char *path)
+{
+    if (nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
+        return io_fail(path, "remove");
+    return MT_OK;
+}
+
+static mt_status sync_path(const char *path, int flags)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | flags);
+    if (fd < 0)
+        return io_fail(path, "open");
+    mt_status status = fsync(fd) < 0 ? io_fail(path, "flush") : MT_OK;
+    close(fd);
+    return status;
+}
+
+mt_status files_sync_folder(const char *path)
+{
+    return sync_path(path, O_DIRECTORY);
+}
+
+mt_status files_sync_contents(const char *path)
+{
+    DIR *d = opendir(path);
+    if (!d)
+        return io_fail(path, "list");
+    mt_status status = MT_OK;
+    struct dirent *e;
+    while (!status && (e = readdir(d))) {
+        char file[PATH_MAX];
+        if ((size_t)snprintf(file, sizeof file, "%s/%s", path, e->d_name) >= sizeof file)
+            status = status_set(MT_ERR_INVALID, "%s/%s: the path is too long", path, e->d_name);
+        else if (files_is_file(file))
+            status = sync_path(file, 0);
+    }
+    closedir(d);
+    return status ? status : files_sync_folder(path);
+}
+
+mt_status files_write(const char *path, const char *text, size_t n)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return io_fail(path, "create");
+    mt_status status = MT_OK;
+    while (n > 0 && !status) {
+        ssize_t put = write(fd, text, n);
+        if (put > 0) {
+            text += put;
+            n -= (size_t)put;
+        } else if (put == 0 || errno != EINTR) {
+            status = io_fail(path, "write");
+        }
+    }
+    if (!status && fsync(fd) < 0)
+        status = io_fail(path, "flush");
+    if (close(fd) < 0 && !status)
+        status = io_fail(path, "close");
+    return status;
+}
+
+bool files_is_file(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+bool files_is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}

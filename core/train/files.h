@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Folders and small files that must survive a crash.
+ */
+#ifndef MT_CORE_FILES_H
+#define MT_CORE_FILES_H
+
+#include <megatrain/base.h>
+
+/* Makes a folder and its parents; MT_OK when it stands already. */
+mt_status files_make_folders(const char *path);
+
+/* Removes a file or a folder with all that is in it; MT_OK when there is none. */
+mt_status files_remove_tree(const char *path);
+
+/* Flushes a folder's entries, or everything in it (one level) as well, to the disk. */
+mt_status files_sync_folder(const char *path);
+mt_status files_sync_contents(const char *path);
+
+/* Writes a new file and flushes it. */
+mt_status files_write(const char *path, const char *text, size_t n);
+
+/* Is there a regular file / a folder of this name? */
+bool files_is_file(const char *path);
+bool files_is_folder(const char *path);
+
+#endif
