@@ -9,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int check_passed, check_failed, check_case_failed;
+/* One set of counters for a program, however many of its files use CHECK: weak definitions merge
+ * where static ones would let a failure in a helper's file go uncounted. */
+__attribute__((weak)) int check_passed, check_failed, check_case_failed;
 
 /* Records a failure with its place when `cond` does not hold; further arguments explain (printf).
  */
