@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention on the CPU: every mask and option, plain C against finite differences, fast against
- * plain C, and generation against a whole forward pass.
+ * attention on the CPU: every mask and option, plain C against the formula written out and finite
+ * differences, fast against plain C, and generation against a whole forward pass.
  */
 #include "op.h"
 
@@ -31,9 +31,61 @@ static op_case attention_case(int64_t t, const int32_t *starts, int64_t document
 
 static const int32_t one_37[] = { 0, 37 }, one_1[] = { 0, 1 };
 
+/* softmax(mask(softcap(scale q k^T)))v, all pairs of a head at a time, every condition spelt out.
+ */
+static void check_formula(const op_case *c)
+{
+    const mt_attn_attr *a = c->attr;
+    int64_t t = c->batch.tokens;
+    op_data d;
+    op_result r;
+    op_fill(c, 10, &d);
+    op_run(c, &d, &(op_how){ .dtype = MT_F64, .isa = "scalar", .threads = 1, .forward_only = true },
+           &r);
+    double *want = calloc((size_t)(t * c->out[0].cols), sizeof *want);
+    double *lse = calloc((size_t)(t * a->heads), sizeof *lse);
+    for (int64_t h = 0; h < a->heads; h++) {
+        int64_t kv = h / (a->heads / a->kv_heads);
+        for (int64_t i = 0; i < t; i++) {
+            double total = c->in[3].cols ? exp(d.in[3][h]) : 0;
+            double *o = want + i * c->out[0].cols + h * a->v_dim;
+            for (int64_t j = 0; j < t; j++) {
+                bool same_document = true;
+                for (int64_t n = 1; n < c->batch.documents; n++)
+                    if ((i < c->batch.doc_starts[n]) != (j < c->batch.doc_starts[n]))
+                        same_document = false;
+                if (j > i || !same_document || (a->window > 0 && !(j > i - a->window)))
+                    continue;
+                double s = 0;
+                for (int64_t k = 0; k < a->qk_dim; k++)
+                    s += d.in[0][i * c->in[0].cols + h * a->qk_dim + k] *
+                         d.in[1][j * c->in[1].cols + kv * a->qk_dim + k];
+                s *= a->scale;
+                if (a->softcap > 0)
+                    s = a->softcap * tanh(s / a->softcap);
+                total += exp(s);
+                for (int64_t k = 0; k < a->v_dim; k++)
+                    o[k] += exp(s) * d.in[2][j * c->in[2].cols + kv * a->v_dim + k];
+            }
+            for (int64_t k = 0; k < a->v_dim; k++)
+                o[k] /= total;
+            lse[i * a->heads + h] = log(total);
+        }
+    }
+    double e = op_error(r.out[0], want, t * c->out[0].cols);
+    CHECK(e < 1e-12, "output is off by %g", e);
+    e = op_error(r.aux[0], lse, t * a->heads);
+    CHECK(e < 1e-12, "log of the sum is off by %g", e);
+    free(want);
+    free(lse);
+    op_result_free(&r);
+    op_data_free(&d);
+}
+
 static void check_small(const mt_attn_attr *attr, bool sinks)
 {
     op_case c = attention_case(37, docs_37, 3, attr, sinks);
+    check_formula(&c);
     op_check_gradients(&c, 11, 1e-6);
     op_check_fast(&c, 12, 1e-5, 2e-2);
 }

@@ -9,6 +9,25 @@
 
 #include <math.h>
 
+/* Forward in double against x w^T + bias written out. */
+static void linear_formula(const op_case *c)
+{
+    int64_t t = c->in[0].rows, k = c->in[0].cols, n = c->in[1].rows;
+    op_data d;
+    op_result r;
+    op_fill(c, 6, &d);
+    op_run(c, &d, &(op_how){ .dtype = MT_F64, .isa = "scalar", .threads = 1 }, &r);
+    for (int64_t i = 0; i < t * n; i++) {
+        double want = c->in[2].cols ? d.in[2][i % n] : 0;
+        for (int64_t p = 0; p < k; p++)
+            want += d.in[0][i / n * k + p] * d.in[1][i % n * k + p];
+        CHECK(fabs(r.out[0][i] - want) < 1e-12 * (double)k, "%d: %g, not %g", (int)i, r.out[0][i],
+              want);
+    }
+    op_result_free(&r);
+    op_data_free(&d);
+}
+
 static void linear_case(int64_t t, int64_t k, int64_t n, bool bias)
 {
     op_case c = { .op = "linear",
@@ -19,6 +38,7 @@ static void linear_case(int64_t t, int64_t k, int64_t n, bool bias)
                   .batch = { .tokens = t } };
     if (bias)
         c.in[2] = (op_value){ 1, n, .param = true };
+    linear_formula(&c);
     op_check_fast(&c, 7, 1e-5, 1e-2);
     if (t <= 37)
         op_check_gradients(&c, 8, 1e-8);
@@ -50,6 +70,14 @@ static void embedding(void)
                   .out = { { T, COLS } },
                   .drop_in = 1,
                   .batch = { .tokens = T, .rows = rows } };
+    op_data d;
+    op_result r;
+    op_fill(&c, 2, &d);
+    op_run(&c, &d, &(op_how){ .dtype = MT_BF16, .threads = 1 }, &r);
+    for (int i = 0; i < T * COLS; i++)
+        CHECK(r.out[0][i] == d.in[0][rows[i / COLS] * COLS + i % COLS], "element %d", i);
+    op_result_free(&r);
+    op_data_free(&d);
     op_check_fast(&c, 3, 1e-5, 1e-5);
     op_check_gradients(&c, 4, 1e-8);
 }

@@ -29,12 +29,47 @@ static void make_targets(int32_t *targets, int64_t t, int64_t vocab)
         targets[i] = i % 5 == 3 ? -100 : (int32_t)((i * 7919 + 3) % vocab);
 }
 
+/* log(sum(exp(softcap(x w^T)))) - the target's, written out. */
+static void check_formula(const op_case *c, double cap)
+{
+    int64_t hidden = c->in[0].cols, vocab = c->in[1].rows;
+    op_data d;
+    op_result r;
+    op_fill(c, 4, &d);
+    op_run(c, &d,
+           &(op_how){ .dtype = MT_F64,
+                      .isa = "scalar",
+                      .threads = 1,
+                      .forward_only = true,
+                      .pass = MT_PASS_EVAL },
+           &r);
+    for (int64_t t = 0; t < c->batch.tokens; t++) {
+        double sum = 0, of_target = 0, want = 0;
+        for (int64_t v = 0; v < vocab; v++) {
+            double x = 0;
+            for (int64_t k = 0; k < hidden; k++)
+                x += d.in[0][t * hidden + k] * d.in[1][v * hidden + k];
+            if (cap > 0)
+                x = cap * tanh(x / cap);
+            sum += exp(x);
+            if (v == c->batch.targets[t])
+                of_target = x;
+        }
+        if (c->batch.targets[t] != -100)
+            want = log(sum) - of_target;
+        CHECK(fabs(r.out[0][t] - want) < 1e-12, "token %d: %g, not %g", (int)t, r.out[0][t], want);
+    }
+    op_result_free(&r);
+    op_data_free(&d);
+}
+
 static void check_case(int64_t t, int64_t hidden, int64_t vocab, double cap)
 {
     int32_t targets[3000];
     const mt_xent_attr attr = { cap };
     make_targets(targets, t, vocab);
     op_case c = xent_case(t, hidden, vocab, &attr, targets);
+    check_formula(&c, cap);
     op_check_fast(&c, 5, 1e-5, 2e-2);
     if (t <= 37)
         op_check_gradients(&c, 6, 1e-6);
