@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { WRITEBACK = 64 << 20 };
+
 typedef struct st_out {
     char *name;       /* final name in the folder */
     char *temp;       /* its name until finish */
@@ -30,6 +32,7 @@ typedef struct st_writer {
     int32_t n_files, n_shards;
     int32_t shard;           /* being written */
     int fd;                  /* of `shard`, -1 when it is not open */
+    int64_t flushed, size;   /* bytes of `shard`: on their way to the disk, written */
     int64_t tensor, written; /* next byte: of which tensor, how many it already has */
     bool failed;
 } st_writer;
@@ -60,10 +63,12 @@ static mt_status write_all(const st_writer *w, int fd, const char *file, const v
     return MT_OK;
 }
 
-/* Durable, then closed. Some file systems report a failed write only here. */
+/* Durable, then closed. Some file systems report a failed write only here. The pages are given
+ * back: nobody reads them soon, and at a save memory is short. */
 static mt_status sync_close(const st_writer *w, int fd, const char *file)
 {
     mt_status status = fsync(fd) < 0 ? io_fail(w, file, "flush") : MT_OK;
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     if (close(fd) < 0 && !status)
         status = io_fail(w, file, "close");
     return status;
@@ -174,6 +179,7 @@ static mt_status create_file(st_writer *w, st_out *f, int *ret_fd)
 static mt_status start_shard(st_writer *w)
 {
     st_out *f = &w->files[w->shard];
+    w->flushed = w->size = 0;
     mt_status status = create_file(w, f, &w->fd);
     if (status)
         return status;
@@ -198,6 +204,17 @@ static mt_status start_shard(st_writer *w)
         status = write_all(w, w->fd, f->name, "       ", padded - used);
     free(text);
     return status;
+}
+
+/* Keeps the disk busy all the time, instead of letting dirty pages pile up until fsync. Only a
+ * hint: its failure means nothing. */
+static void start_writeback(st_writer *w, int64_t n)
+{
+    w->size += n;
+    if (w->size - w->flushed < WRITEBACK)
+        return;
+    sync_file_range(w->fd, w->flushed, w->size - w->flushed, SYNC_FILE_RANGE_WRITE);
+    w->flushed = w->size;
 }
 
 /* Closes the shards that are complete, skips empty tensors, and opens the next shard if there is
@@ -286,6 +303,7 @@ mt_status st_write(void *writer, int64_t index, const void *data, int64_t n)
     }
     mt_status status = write_all(w, w->fd, w->files[w->shard].name, data, (size_t)n);
     w->written += n;
+    start_writeback(w, n);
     if (!status)
         status = advance(w);
     w->failed = status != MT_OK;

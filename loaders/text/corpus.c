@@ -258,7 +258,7 @@ mt_status text_corpus_open(const mt_config *config, const char *key, const char 
                                 "no document of at least two bytes in %lld files; expected text",
                                 (long long)l.n);
     if (!status && c.skipped)
-        text_log(MT_LOG_INFO, "%s: %lld documents of a single byte left out", key,
+        text_log(MT_LOG_INFO, "%s: documents of a single byte, left out: %lld", key,
                  (long long)c.skipped);
 out:
     free_sources(&l);
