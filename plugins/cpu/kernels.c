@@ -8,6 +8,13 @@
 #define CPU_OPS(X)                                                                                 \
     X(embedding)                                                                                   \
     X(linear)                                                                                      \
+    X(rmsnorm)                                                                                     \
+    X(rope)                                                                                        \
+    X(act)                                                                                         \
+    X(glu)                                                                                         \
+    X(add)                                                                                         \
+    X(mul)                                                                                         \
+    X(scale)                                                                                       \
     X(attention)                                                                                   \
     X(linear_cross_entropy)
 
