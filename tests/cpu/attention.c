@@ -18,11 +18,11 @@ static op_case attention_case(int64_t t, const int32_t *starts, int64_t document
                   .n_in = 4,
                   .n_out = 1,
                   .n_aux = 1,
-                  .in = { { t, attr->heads * attr->qk_dim, .scale = 2 },
-                          { t, attr->kv_heads * attr->qk_dim, .scale = 2 },
-                          { t, attr->kv_heads * attr->v_dim } },
-                  .out = { { t, attr->heads * attr->v_dim } },
-                  .aux = { { t, attr->heads, .stat = true } },
+                  .in = { { .rows = t, .cols = attr->heads * attr->qk_dim, .scale = 2 },
+                          { .rows = t, .cols = attr->kv_heads * attr->qk_dim, .scale = 2 },
+                          { .rows = t, .cols = attr->kv_heads * attr->v_dim } },
+                  .out = { { .rows = t, .cols = attr->heads * attr->v_dim } },
+                  .aux = { { .rows = t, .cols = attr->heads, .stat = true } },
                   .batch = { .tokens = t, .documents = documents, .doc_starts = starts } };
     if (sinks)
         c.in[3] = (op_value){ 1, attr->heads, .param = true };
@@ -166,7 +166,10 @@ static void generate(const mt_attn_attr *attr, mt_dtype dtype, const char *isa, 
     kv.v = calloc((size_t)(CAPACITY * attr->kv_heads * attr->v_dim), size);
     int64_t out_cols = whole.out[0].cols;
     for (int64_t from = 0; from < T;) {
-        int32_t n = from == 0 ? PREFILL : 1;
+        /* Decode takes one token or a few at a time. */
+        int32_t n = from == 0 ? PREFILL : from % 2 ? 1 : 3;
+        if (n > T - from)
+            n = (int32_t)(T - from);
         int32_t starts[2] = { 0, n };
         op_case c = attention_case(n, starts, 1, attr, true);
         op_data part = d;

@@ -33,8 +33,8 @@ static void linear_case(int64_t t, int64_t k, int64_t n, bool bias)
     op_case c = { .op = "linear",
                   .n_in = 3,
                   .n_out = 1,
-                  .in = { { t, k }, { n, k, .param = true } },
-                  .out = { { t, n } },
+                  .in = { { .rows = t, .cols = k }, { .rows = n, .cols = k, .param = true } },
+                  .out = { { .rows = t, .cols = n } },
                   .batch = { .tokens = t } };
     if (bias)
         c.in[2] = (op_value){ 1, n, .param = true };
@@ -66,8 +66,8 @@ static void embedding(void)
     op_case c = { .op = "embedding",
                   .n_in = 1,
                   .n_out = 1,
-                  .in = { { ROWS, COLS, .param = true } },
-                  .out = { { T, COLS } },
+                  .in = { { .rows = ROWS, .cols = COLS, .param = true } },
+                  .out = { { .rows = T, .cols = COLS } },
                   .drop_in = 1,
                   .batch = { .tokens = T, .rows = rows } };
     op_data d;
@@ -88,7 +88,7 @@ static void embedding_out_of_range(void)
     const mt_backend *b = op_backend();
     int32_t rows[2] = { 0, 3 };
     float w[6] = { 0 }, y[4];
-    void *device, *queue;
+    void *device = NULL, *queue = NULL;
     CHECK(b->open(0, 1, &device) == MT_OK && b->queue_create(device, "q", &queue) == MT_OK, " ");
     mt_op_call c = { .n_in = 1,
                      .n_out = 1,

@@ -15,9 +15,10 @@ static op_case xent_case(int64_t t, int64_t hidden, int64_t vocab, const mt_xent
                       .n_in = 2,
                       .n_out = 1,
                       .n_aux = 1,
-                      .in = { { t, hidden }, { vocab, hidden, .param = true } },
-                      .out = { { t, 1, .stat = true } },
-                      .aux = { { t, hidden } },
+                      .in = { { .rows = t, .cols = hidden },
+                              { .rows = vocab, .cols = hidden, .param = true } },
+                      .out = { { .rows = t, .cols = 1, .stat = true } },
+                      .aux = { { .rows = t, .cols = hidden } },
                       .grad_in_forward = true,
                       .drop_in = 3,
                       .batch = { .tokens = t, .targets = targets, .loss_scale = 0.125 } };
@@ -179,7 +180,7 @@ static void target_out_of_range(void)
     const mt_xent_attr attr = { 0 };
     int32_t targets[2] = { 0, 3 };
     float x[2] = { 0 }, w[3] = { 0 }, loss[2];
-    void *device, *queue, *work;
+    void *device = NULL, *queue = NULL, *work;
     CHECK(b->open(0, 1, &device) == MT_OK && b->queue_create(device, "q", &queue) == MT_OK, " ");
     mt_op_call c = { .attr = &attr,
                      .pass = MT_PASS_EVAL,
