@@ -5,6 +5,7 @@
  * whoever waits for it keeps that point by value, so recording the event again changes nothing for
  * earlier waits.
  */
+#include "convert.h"
 #include "device.h"
 
 #include <errno.h>
@@ -215,8 +216,7 @@ static void run_command(cpu_device *d, command *c)
         memset(c->u.copy.dst, c->u.copy.byte, (size_t)c->u.copy.bytes);
         break;
     case COMMAND_JOIN:
-        for (int64_t i = 0; i < c->u.join.n; i++)
-            c->u.join.dst[i] = mt_join_f32(c->u.join.hi[i], c->u.join.lo[i]);
+        convert_join(c->u.join.dst, c->u.join.hi, c->u.join.lo, c->u.join.n);
         break;
     case COMMAND_SUM_SQUARES:
         run_sum(d, c);
