@@ -77,10 +77,11 @@ static mt_status add_file(const mt_config *c, const char *key, const char *path,
         l->items = grown;
         l->cap = cap;
     }
-    char *copy = strdup(path);
-    if (!copy)
+    source *s = &l->items[l->n];
+    *s = (source){ strdup(path), st.st_dev, st.st_ino, st.st_size };
+    if (!s->path)
         return text_nomem();
-    l->items[l->n++] = (source){ copy, st.st_dev, st.st_ino, st.st_size };
+    l->n++;
     return MT_OK;
 }
 
