@@ -1,0 +1,818 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Checkpoints and weights with a small tied model: bit-exact round trips, what is refused, and what
+ * survives a kill, a full disk and a folder that cannot be written.
+ */
+#include "../../core/train/checkpoint.h"
+#include "small_model.h"
+#include "support.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+
+__extension__ typedef _Float16 half;
+
+static const mt_weights *format;
+static char folder[64];
+
+static const mt_state_spec states[] = { { "m", MT_F32 }, { "v", MT_BF16 } };
+
+static mt_status write_config(void *arg, const char *path)
+{
+    char file[512];
+    snprintf(file, sizeof file, "%s/config.json", path);
+    support_write(file, "{}", 2);
+    ++*(int *)arg;
+    return MT_OK;
+}
+
+static mt_status refuse_config(void *arg, const char *path)
+{
+    (void)arg;
+    return status_set(MT_ERR_IO, "%s: no config today", path);
+}
+
+static checkpoint_options default_options(void)
+{
+    return (checkpoint_options){ .folder = "runs/checkpoints",
+                                 .weights_dtype = MT_F32,
+                                 .model_type = "small" };
+}
+
+static mt_status save_at(const store *s, int64_t step, const checkpoint_options *o)
+{
+    int configs = 0;
+    checkpoint_state state = { .step = step, .optimizer_step = step - 1 };
+    return checkpoint_save(s, &state, o, format, write_config, &configs);
+}
+
+/* Fills masters with every kind of number and states with noise, all of it depending on `salt`. */
+static void fill(store *s, uint64_t salt)
+{
+    static const uint32_t odd[] = { 0x00000000, 0x80000000, 0x00000001, 0x7f7fffff, 0xff7fffff,
+                                    0x7f800000, 0xff800000, 0x7fc00000, 0x3f808000, 0x3f808001,
+                                    0x3f807fff, 0x00008000, 0x80008000, 0x007fffff };
+    uint64_t x = salt * 2 + 1;
+    for (int32_t p = 0; p < s->m->n_params; p++) {
+        int64_t n = s->m->params[p].elems;
+        for (int64_t i = 0; i < n; i++) {
+            x = x * 6364136223846793005u + 1442695040888963407u;
+            uint32_t u = (uint32_t)(x >> 32);
+            float v = mt_bits_f32(i < 14 ? odd[i] : u);
+            store_set(s, p, i, 1, &v);
+        }
+        for (uint32_t k = 0; k < s->n_states; k++) {
+            uint8_t *state = store_state(s, p, k);
+            for (int64_t i = 0; i < n * mt_dtype_size(s->states[k].dtype); i++) {
+                x = x * 6364136223846793005u + 1442695040888963407u;
+                state[i] = (uint8_t)(x >> 40);
+            }
+        }
+    }
+}
+
+/* Compares element by element, and says where. */
+static void expect_equal(const store *a, const store *b, bool with_states)
+{
+    int64_t wrong = 0;
+    for (int32_t p = 0; p < a->m->n_params; p++) {
+        int64_t n = a->m->params[p].elems;
+        for (int64_t i = 0; i < n; i++) {
+            float x, y;
+            store_get(a, p, i, 1, &x);
+            store_get(b, p, i, 1, &y);
+            wrong += mt_f32_bits(x) != mt_f32_bits(y);
+        }
+        for (uint32_t k = 0; with_states && k < a->n_states; k++)
+            wrong += memcmp(store_state(a, p, k), store_state(b, p, k),
+                            (size_t)(n * mt_dtype_size(a->states[k].dtype))) != 0;
+        CHECK(wrong == 0, "%s: %d differences", a->m->params[p].name, (int)wrong);
+    }
+    if (with_states)
+        CHECK(store_hash(a) == store_hash(b), "hashes");
+}
+
+static int count_entries(const char *path)
+{
+    DIR *d = opendir(path);
+    int n = 0;
+    for (struct dirent *e; d && (e = readdir(d));)
+        n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    if (d)
+        closedir(d);
+    return n;
+}
+
+static int count_temporary(const char *path)
+{
+    DIR *d = opendir(path);
+    int n = 0;
+    for (struct dirent *e; d && (e = readdir(d));)
+        n += strncmp(e->d_name, ".tmp-", 5) == 0;
+    if (d)
+        closedir(d);
+    return n;
+}
+
+/* ---- round trips ---------------------------------------------------------------------------- */
+
+static void round_trip(void)
+{
+    support_enter(folder);
+    model *m = small_model_create(true);
+    store *a = small_store_create(m, states, 2), *b = small_store_create(m, states, 2);
+    fill(a, 1);
+    fill(b, 2);
+    checkpoint_options o = default_options();
+    checkpoint_state s = { .step = 12,
+                           .optimizer_step = 11,
+                           .tokens = 1ll << 40,
+                           .targets = 77,
+                           .data = { 1, 23, 45 },
+                           .seed = UINT64_MAX - 1,
+                           .best_validation_loss = 1.0 / 3,
+                           .skipped_in_a_row = 2 };
+    for (int round = 0; round < 3; round++) {
+        o.shard_bytes = round ? 1500 : 0;
+        s.best_validation_loss = round == 1 ? INFINITY : s.best_validation_loss;
+        int configs = 0;
+        s.step = 12 + round;
+        CHECK(checkpoint_save(a, &s, &o, format, write_config, &configs) == MT_OK, "%s",
+              status_text());
+        CHECK(configs == 1, "%d", configs);
+        char path[256];
+        CHECK(checkpoint_latest(o.folder, path, sizeof path) == MT_OK, "%s", status_text());
+        checkpoint_state got;
+        memset(&got, 0x55, sizeof got);
+        fill(b, 2);
+        CHECK(checkpoint_load(b, path, format, &got) == MT_OK, "%s", status_text());
+        expect_equal(a, b, true);
+        CHECK(memcmp(&got, &s, sizeof s) == 0, "the state differs");
+        CHECK(strstr(path, round ? round == 1 ? "step-000013" : "step-000014" : "step-000012"),
+              "%s", path);
+        s.best_validation_loss = 1e-300 / 3;
+    }
+    CHECK(support_exists("runs/checkpoints/step-000012/model.safetensors"), " ");
+    CHECK(support_exists("runs/checkpoints/step-000012/config.json"), " ");
+    CHECK(support_exists("runs/checkpoints/step-000013/model.safetensors.index.json"), " ");
+    CHECK(count_entries("runs/checkpoints") == 3, "%d", count_entries("runs/checkpoints"));
+
+    /* A run for inference restores the weights only, and a checkpoint is a folder of weights. */
+    store *c = small_store_create(m, NULL, 0);
+    checkpoint_state got;
+    CHECK(checkpoint_load(c, "runs/checkpoints/step-000013", format, &got) == MT_OK, "%s",
+          status_text());
+    expect_equal(a, c, false);
+    store_destroy(c);
+    c = small_store_create(m, NULL, 0);
+    CHECK(weights_load(c, "runs/checkpoints/step-000013", format) == MT_OK, "%s", status_text());
+    expect_equal(a, c, false);
+    store_destroy(c);
+    store_destroy(a);
+    store_destroy(b);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+static void weights_only(void)
+{
+    support_enter(folder);
+    model *m = small_model_create(true);
+    store *a = small_store_create(m, states, 2), *b = small_store_create(m, states, 2),
+          *c = small_store_create(m, NULL, 0);
+    fill(a, 1);
+    checkpoint_options o = default_options();
+    o.weights_only = true;
+    o.weights_dtype = MT_BF16;
+    CHECK(save_at(a, 3, &o) == MT_OK, "%s", status_text());
+    checkpoint_state got;
+    const char *path = "runs/checkpoints/step-000003";
+    CHECK(checkpoint_load(b, path, format, &got) == MT_ERR_INVALID && support_says("weights_only"),
+          " ");
+    CHECK(checkpoint_load(c, path, format, &got) == MT_OK, "%s", status_text());
+    for (int32_t p = 0; p < m->n_params; p++)
+        for (int64_t i = 0; i < m->params[p].elems; i++) {
+            float x, y;
+            uint16_t hi;
+            int16_t lo;
+            store_get(a, p, i, 1, &x);
+            store_get(c, p, i, 1, &y);
+            mt_split_f32(x, &hi, &lo);
+            /* What BF16 cannot tell from infinity was streamed as infinity. */
+            float want = mt_bf16_to_f32(hi);
+            CHECK(mt_f32_bits(want) == mt_f32_bits(y) || (isnan(want) && isnan(y)), "%s %d: %g %g",
+                  m->params[p].name, (int)i, (double)want, (double)y);
+        }
+    CHECK(!support_exists("runs/checkpoints/step-000003/optimizer.safetensors"), " ");
+    o.weights_only = false;
+    CHECK(save_at(a, 4, &o) == MT_ERR_INVALID && support_says("bf16"), " ");
+    store_destroy(a);
+    store_destroy(b);
+    store_destroy(c);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+static void rotation(void)
+{
+    support_enter(folder);
+    model *m = small_model_create(true);
+    store *s = small_store_create(m, states, 2);
+    checkpoint_options o = default_options();
+    o.keep = 2;
+    CHECK(system("mkdir -p runs/checkpoints/.tmp-step-000001/x runs/checkpoints/step-000900 "
+                 "runs/checkpoints/notes; touch runs/checkpoints/.tmp-old-step-000007") == 0,
+          " ");
+    char path[256];
+    CHECK(checkpoint_latest(o.folder, path, sizeof path) == MT_ERR_NOT_FOUND, "an empty folder");
+    CHECK(checkpoint_latest("no/such", path, sizeof path) == MT_ERR_NOT_FOUND, " ");
+    for (int64_t step = 1; step <= 5; step++)
+        CHECK(save_at(s, step * 5, &o) == MT_OK, "%s", status_text());
+    CHECK(support_exists("runs/checkpoints/step-000020"), " ");
+    CHECK(support_exists("runs/checkpoints/step-000025"), " ");
+    CHECK(support_exists("runs/checkpoints/step-000900"), "not ours to remove");
+    CHECK(support_exists("runs/checkpoints/notes"), "not ours to remove");
+    CHECK(count_entries("runs/checkpoints") == 4, "%d", count_entries("runs/checkpoints"));
+    CHECK(checkpoint_latest(o.folder, path, sizeof path) == MT_OK &&
+              strcmp(path, "runs/checkpoints/step-000025") == 0,
+          "%s", path);
+    char tiny[8] = "before";
+    CHECK(checkpoint_latest(o.folder, tiny, sizeof tiny) == MT_ERR_INVALID, " ");
+    CHECK(strcmp(tiny, "before") == 0, "output touched");
+    /* A run that went back: what it saves now is kept, whatever higher steps stand there. */
+    o.keep = 1;
+    CHECK(save_at(s, 2, &o) == MT_OK, "%s", status_text());
+    CHECK(support_exists("runs/checkpoints/step-000002"), " ");
+    CHECK(count_entries("runs/checkpoints") == 3, "%d", count_entries("runs/checkpoints"));
+    /* A damaged state.json is passed over. */
+    o.keep = 0;
+    CHECK(save_at(s, 4, &o) == MT_OK, "%s", status_text());
+    support_write("runs/checkpoints/step-000004/state.json", "{", 1);
+    log_set_level(MT_LOG_ERROR);
+    CHECK(checkpoint_latest(o.folder, path, sizeof path) == MT_OK &&
+              strcmp(path, "runs/checkpoints/step-000002") == 0,
+          "%s", path);
+    log_set_level(MT_LOG_INFO);
+    store_destroy(s);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+static void same_step_again(void)
+{
+    support_enter(folder);
+    model *m = small_model_create(true);
+    store *a = small_store_create(m, states, 2), *b = small_store_create(m, states, 2);
+    checkpoint_options o = default_options();
+    o.shard_bytes = 600;
+    fill(a, 1);
+    CHECK(save_at(a, 5, &o) == MT_OK, "%s", status_text());
+    int before = count_entries("runs/checkpoints/step-000005");
+    o.shard_bytes = 0;
+    fill(a, 2);
+    CHECK(save_at(a, 5, &o) == MT_OK, "%s", status_text());
+    checkpoint_state got;
+    CHECK(checkpoint_load(b, "runs/checkpoints/step-000005", format, &got) == MT_OK, "%s",
+          status_text());
+    expect_equal(a, b, true);
+    CHECK(before > 6 && count_entries("runs/checkpoints/step-000005") == 4, "orphans: %d files",
+          count_entries("runs/checkpoints/step-000005"));
+    CHECK(count_entries("runs/checkpoints") == 1, "%d", count_entries("runs/checkpoints"));
+    store_destroy(a);
+    store_destroy(b);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+/* ---- what is refused ------------------------------------------------------------------------ */
+
+static void flip_byte(const char *path, long at_end)
+{
+    FILE *f = fopen(path, "r+b");
+    CHECK(f != NULL, "%s", path);
+    if (!f)
+        return;
+    fseek(f, -at_end, SEEK_END);
+    int c = fgetc(f);
+    fseek(f, -at_end, SEEK_END);
+    fputc(c ^ 1, f);
+    fclose(f);
+}
+
+static void damaged(void)
+{
+    support_enter(folder);
+    model *m = small_model_create(true), *untied = small_model_create(false);
+    store *a = small_store_create(m, states, 2), *b = small_store_create(m, states, 2),
+          *other = small_store_create(untied, states, 2);
+    fill(a, 1);
+    checkpoint_options o = default_options();
+    o.shard_bytes = 1100;
+    CHECK(save_at(a, 5, &o) == MT_OK, "%s", status_text());
+    CHECK(system("mkdir x; cp -r runs/checkpoints/step-000005 x/ok") == 0, " ");
+    checkpoint_state got, untouched;
+    memset(&got, 0x55, sizeof got);
+    untouched = got;
+    static const struct {
+        const char *damage, *says;
+    } cases[] = {
+        { "rm state.json", "no state.json" },
+        { "rm model-00002-of-*.safetensors", "model-00002-of-" },
+        { "rm model.safetensors.index.json", "model.safetensors" },
+        { "rm optimizer.safetensors.index.json", "optimizer" },
+        { "rm optimizer-00001-of-*.safetensors", "optimizer-00001-of-" },
+        { "sed -i 's/\"version\": 1/\"version\": 2/' state.json", "version 2" },
+        { "sed -i 's/\"epoch\"/\"epooch\"/' state.json", "epoch" },
+        { "sed -i '/\"weights\": {/,/}/ s/: \"[0-9a-f]*\"/: \"0123456789abcdef\"/' state.json",
+          "expected 0123456789abcdef" },
+        { "sed -i '/\"optimizer\": {/,/}/ s/: \"[0-9a-f]*\"/: \"0123456789abcdef\"/' state.json",
+          "expected 0123456789abcdef" },
+        { "echo '{' > state.json", "state.json:" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char command[512];
+        snprintf(command, sizeof command, "rm -rf x/c; cp -r x/ok x/c; cd x/c && %s",
+                 cases[i].damage);
+        CHECK(system(command) == 0, "%s", command);
+        CHECK(checkpoint_load(b, "x/c", format, &got) < 0, "loaded after: %s", cases[i].damage);
+        CHECK(support_says(cases[i].says), "%s", cases[i].damage);
+    }
+    CHECK(system("rm -rf x/c; cp -r x/ok x/c") == 0, " ");
+    flip_byte("x/c/model-00001-of-00003.safetensors", 9);
+    CHECK(checkpoint_load(b, "x/c", format, &got) == MT_ERR_FORMAT && support_says("checksum"),
+          " ");
+    CHECK(system("rm -rf x/c; cp -r x/ok x/c; ls x/c/optimizer-00002-of-* > /dev/null") == 0, " ");
+    CHECK(system("cd x/c; f=$(ls optimizer-00002-of-*); printf '\\377' | dd of=$f bs=1 "
+                 "seek=$(($(stat -c %s $f) - 3)) conv=notrunc status=none; "
+                 "printf '\\001\\002\\003' | dd of=$f bs=1 seek=$(($(stat -c %s $f) - 3)) "
+                 "conv=notrunc status=none") == 0,
+          " ");
+    CHECK(checkpoint_load(b, "x/c", format, &got) == MT_ERR_FORMAT && support_says("optimizer-"),
+          " ");
+
+    /* Another model, another optimizer. */
+    CHECK(checkpoint_load(other, "x/ok", format, &got) == MT_ERR_FORMAT &&
+              support_says("lm_head.weight"),
+          " ");
+    const mt_state_spec wide[] = { { "m", MT_F32 }, { "v", MT_F32 } };
+    store *c = small_store_create(m, wide, 2);
+    CHECK(checkpoint_load(c, "x/ok", format, &got) == MT_ERR_INVALID, " ");
+    CHECK(support_says("m (fp32), v (bf16)") && support_says("m (fp32), v (fp32)"), " ");
+    store_destroy(c);
+    c = small_store_create(m, wide, 1);
+    CHECK(checkpoint_load(c, "x/ok", format, &got) == MT_ERR_INVALID && support_says("keeps m (fp"),
+          " ");
+    store_destroy(c);
+    CHECK(memcmp(&got, &untouched, sizeof got) == 0, "output touched");
+    CHECK(checkpoint_load(b, "x/ok", format, &got) == MT_OK, "%s", status_text());
+    expect_equal(a, b, true);
+    store_destroy(a);
+    store_destroy(b);
+    store_destroy(other);
+    model_destroy(m);
+    model_destroy(untied);
+    support_leave(folder);
+}
+
+/* ---- what survives -------------------------------------------------------------------------- */
+
+/* A child saves in a loop and is killed at a random moment; whatever is newest then loads, and is
+ * what was saved under that step. */
+static void kill_at_any_moment(void)
+{
+    support_enter(folder);
+    model *m = small_model_create(true);
+    store *a = small_store_create(m, states, 2), *b = small_store_create(m, states, 2);
+    checkpoint_options o = default_options();
+    o.keep = 2;
+    o.shard_bytes = 1100;
+    fill(a, 1);
+    struct timespec t0, t1;
+    clock_gettime(CLOCK_MONOTONIC, &t0);
+    CHECK(save_at(a, 1, &o) == MT_OK, "%s", status_text());
+    clock_gettime(CLOCK_MONOTONIC, &t1);
+    uint32_t us = (uint32_t)((t1.tv_sec - t0.tv_sec) * 1000000 + (t1.tv_nsec - t0.tv_nsec) / 1000);
+    us = us > 100000 ? 100000 : us;
+    uint32_t x = 12345;
+    int64_t first = 1, newest = 1;
+    int cut_off = 0;
+    for (int round = 0; round < 20; round++) {
+        fflush(NULL);
+        pid_t child = fork();
+        if (child == 0) {
+            for (int64_t step = first + 1;; step++) {
+                fill(a, (uint64_t)step);
+                if (save_at(a, step, &o))
+                    _exit(1);
+            }
+        }
+        x = x * 1664525 + 1013904223;
+        usleep(us / 4 + (x >> 8) % (us * 3)); /* within the first saves */
+        kill(child, SIGKILL);
+        int how = 0;
+        waitpid(child, &how, 0);
+        CHECK(WIFSIGNALED(how), "the child ended by itself: a save failed");
+        char path[256] = "";
+        checkpoint_state got = { 0 };
+        CHECK(checkpoint_latest(o.folder, path, sizeof path) == MT_OK, "%s", status_text());
+        CHECK(checkpoint_load(b, path, format, &got) == MT_OK, "%s", status_text());
+        CHECK(got.step >= newest, "step %d after %d", (int)got.step, (int)newest);
+        newest = first = got.step;
+        cut_off += count_temporary(o.folder) > 0;
+        fill(a, (uint64_t)newest);
+        expect_equal(a, b, true);
+    }
+    CHECK(newest > 1, "no child finished a save");
+    CHECK(cut_off > 0, "no save was cut off");
+    CHECK(save_at(a, newest + 1, &o) == MT_OK, "%s", status_text());
+    CHECK(count_entries("runs/checkpoints") == 2, "%d entries: what was cut off stays",
+          count_entries("runs/checkpoints"));
+    store_destroy(a);
+    store_destroy(b);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+static void expect_step_1(store *a, store *b, const checkpoint_options *o)
+{
+    char path[256] = "";
+    checkpoint_state got;
+    CHECK(checkpoint_latest(o->folder, path, sizeof path) == MT_OK, "%s", status_text());
+    CHECK(checkpoint_load(b, path, format, &got) == MT_OK && got.step == 1, "%s", status_text());
+    fill(a, 1);
+    expect_equal(a, b, true);
+    CHECK(count_entries(o->folder) == 1, "%d entries", count_entries(o->folder));
+}
+
+static void failing_saves(void)
+{
+    support_enter(folder);
+    model *m = small_model_create(true);
+    store *a = small_store_create(m, states, 2), *b = small_store_create(m, states, 2);
+    checkpoint_options o = default_options();
+    fill(a, 1);
+    CHECK(save_at(a, 1, &o) == MT_OK, "%s", status_text());
+    fill(a, 2);
+
+    /* Files may grow to this many bytes and no further: in the header, in the weights, in the
+     * states, in state.json. */
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit old;
+    getrlimit(RLIMIT_FSIZE, &old);
+    static const rlim_t limits[] = { 0, 5, 300, 2000, 2600 };
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        struct rlimit limit = { limits[i], old.rlim_max };
+        setrlimit(RLIMIT_FSIZE, &limit);
+        mt_status status = save_at(a, 2, &o);
+        setrlimit(RLIMIT_FSIZE, &old);
+        CHECK(status == MT_ERR_IO, "%d", status);
+        CHECK(support_says("cannot save step 2") && support_says("free some space"), " ");
+    }
+    signal(SIGXFSZ, SIG_DFL);
+    expect_step_1(a, b, &o);
+
+    checkpoint_state state = { .step = 2 };
+    CHECK(checkpoint_save(a, &state, &o, format, refuse_config, NULL) == MT_ERR_IO &&
+              support_says("no config today"),
+          " ");
+    expect_step_1(a, b, &o);
+
+    /* The folder is a file; the folder cannot be written. */
+    support_write("file", "", 0);
+    checkpoint_options bad = o;
+    bad.folder = "file/below";
+    CHECK(save_at(a, 2, &bad) == MT_ERR_IO && support_says("file"), " ");
+    store_destroy(a);
+    store_destroy(b);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+/* Runs in a child that is nobody when the tests are run by root, whom permissions do not stop. */
+static void read_only_folder(void)
+{
+    support_enter(folder);
+    model *m = small_model_create(true);
+    store *a = small_store_create(m, states, 2), *b = small_store_create(m, states, 2);
+    checkpoint_options o = default_options();
+    fill(a, 1);
+    CHECK(save_at(a, 1, &o) == MT_OK, "%s", status_text());
+    CHECK(chmod(folder, 0755) == 0 && chmod("runs/checkpoints", 0555) == 0, " ");
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        if (geteuid() == 0 && setuid(65534) < 0)
+            _exit(77);
+        _exit(save_at(a, 2, &o) == MT_ERR_IO && support_says("Permission denied") ? 0 : 1);
+    }
+    int how = -1;
+    waitpid(child, &how, 0);
+    CHECK(WIFEXITED(how) && (WEXITSTATUS(how) == 0 || WEXITSTATUS(how) == 77), "%d", how);
+    CHECK(chmod("runs/checkpoints", 0755) == 0, " ");
+    expect_step_1(a, b, &o);
+    store_destroy(a);
+    store_destroy(b);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+/* A file system of 256 KiB, where mounting is allowed: the save is refused before it starts. */
+static void small_disk(void)
+{
+    support_enter(folder);
+    CHECK(mkdir("disk", 0755) == 0, " ");
+    if (geteuid() != 0 || mount("none", "disk", "tmpfs", 0, "size=256k") < 0) {
+        support_leave(folder);
+        return;
+    }
+    model *m = small_model_create(true);
+    store *a = small_store_create(m, states, 2);
+    checkpoint_options o = default_options();
+    o.folder = "disk";
+    CHECK(save_at(a, 1, &o) == MT_ERR_IO && support_says("GiB are free") &&
+              support_says("save_total_limit"),
+          " ");
+    CHECK(count_entries("disk") == 0, " ");
+    umount("disk");
+    store_destroy(a);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+static long peak_kib(void)
+{
+    char line[256];
+    long kib = -1;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %ld kB", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return kib;
+}
+
+/* Makes the present size the peak, and returns it. */
+static long reset_peak(void)
+{
+    FILE *f = fopen("/proc/self/clear_refs", "w");
+    if (f) {
+        fputs("5", f);
+        fclose(f);
+    }
+    return peak_kib();
+}
+
+/* A store of about 80 MB: saving and loading it takes no more than the pieces' buffers. */
+static void bounded_memory(void)
+{
+    support_enter(folder);
+    model *m = small_model_create_sized(true, 40000, 200);
+    store *a = small_store_create(m, states, 2);
+    fill(a, 1);
+    checkpoint_options o = default_options();
+    long before = reset_peak();
+    CHECK(save_at(a, 1, &o) == MT_OK, "%s", status_text());
+    CHECK(peak_kib() - before < 24 * 1024, "saving took %ld KiB more", peak_kib() - before);
+    before = reset_peak();
+    checkpoint_state got;
+    CHECK(checkpoint_load(a, "runs/checkpoints/step-000001", format, &got) == MT_OK, "%s",
+          status_text());
+    CHECK(peak_kib() - before < 24 * 1024, "loading took %ld KiB more", peak_kib() - before);
+    store_destroy(a);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+/* ---- weights -------------------------------------------------------------------------------- */
+
+typedef struct entry {
+    const char *name;
+    mt_dtype dtype;
+    int64_t rows, cols; /* rows 0: a vector */
+    int salt;
+} entry;
+
+/* Value of element i, in a dtype: exact in FP32 unless the dtype is F64. */
+static double value_of(mt_dtype dtype, int salt, int64_t i)
+{
+    int64_t k = (i * 37 + salt * 11) % 255 - 127;
+    if (dtype == MT_F64)
+        return (double)k / 3;
+    return (double)k * (i % 3 ? 0.0078125 : 0x1p-20); /* half: also subnormal */
+}
+
+static void write_entries(const entry *e, int n)
+{
+    mt_tensor_info list[16] = { 0 };
+    for (int t = 0; t < n; t++) {
+        list[t] = (mt_tensor_info){ .name = e[t].name, .dtype = e[t].dtype };
+        if (e[t].rows)
+            list[t].dim[list[t].ndim++] = e[t].rows;
+        list[t].dim[list[t].ndim++] = e[t].cols;
+        list[t].bytes = (e[t].rows ? e[t].rows : 1) * e[t].cols * mt_dtype_size(e[t].dtype);
+    }
+    void *w;
+    CHECK(format->create(".", "model", list, n, 0, &w) == MT_OK, "%s", status_text());
+    for (int t = 0; t < n; t++)
+        for (int64_t i = 0; i < list[t].bytes / mt_dtype_size(e[t].dtype); i++) {
+            double x = value_of(e[t].dtype, e[t].salt, i);
+            float f = (float)x;
+            half h = (half)f;
+            uint16_t b = mt_f32_to_bf16(f);
+            const void *p = e[t].dtype == MT_F64   ? (const void *)&x
+                            : e[t].dtype == MT_F32 ? (const void *)&f
+                            : e[t].dtype == MT_F16 ? (const void *)&h
+                                                   : (const void *)&b;
+            CHECK(format->write(w, t, p, mt_dtype_size(e[t].dtype)) == MT_OK, "%s", status_text());
+        }
+    CHECK(format->finish(w) == MT_OK, "%s", status_text());
+}
+
+enum { V = SMALL_VOCAB, H = SMALL_HIDDEN };
+
+#define NORM "model.layers.0.input_layernorm.weight"
+#define PROJ "model.layers.0.proj.weight"
+#define EMB  "model.embed_tokens.weight"
+
+static void every_dtype(void)
+{
+    support_enter(folder);
+    model *m = small_model_create(true);
+    store *s = small_store_create(m, NULL, 0);
+    entry e[] = { { EMB, MT_F16, V, H, 1 },
+                  { NORM, MT_BF16, 0, H, 2 },
+                  { PROJ, MT_F64, H, H, 3 },
+                  { "model.norm.weight", MT_F32, 0, H, 4 } };
+    write_entries(e, 4);
+    CHECK(weights_load(s, ".", format) == MT_OK, "%s", status_text());
+    for (int t = 0; t < 4; t++) {
+        int32_t p = model_find_param(m, e[t].name);
+        CHECK(p >= 0, "%s", e[t].name);
+        for (int64_t i = 0; p >= 0 && i < m->params[p].elems; i++) {
+            float x;
+            store_get(s, p, i, 1, &x);
+            CHECK(x == (float)value_of(e[t].dtype, e[t].salt, i), "%s %d: %g", e[t].name, (int)i,
+                  (double)x);
+        }
+    }
+    store_destroy(s);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+static void all_half_values(void)
+{
+    support_enter(folder);
+    model *m = small_model_create_sized(true, 1024, 64);
+    store *s = small_store_create(m, NULL, 0);
+    mt_tensor_info list[] = {
+        { .name = EMB, .dtype = MT_F16, .ndim = 2, .dim = { 1024, 64 }, .bytes = 131072 },
+        { .name = NORM, .dtype = MT_F32, .ndim = 1, .dim = { 64 }, .bytes = 256 },
+        { .name = PROJ, .dtype = MT_F32, .ndim = 2, .dim = { 64, 64 }, .bytes = 16384 },
+        { .name = "model.norm.weight", .dtype = MT_F32, .ndim = 1, .dim = { 64 }, .bytes = 256 }
+    };
+    static uint16_t all[65536];
+    static char zeros[16384];
+    for (int i = 0; i < 65536; i++)
+        all[i] = (uint16_t)i;
+    void *w;
+    CHECK(format->create(".", "model", list, 4, 0, &w) == MT_OK, "%s", status_text());
+    CHECK(format->write(w, 0, all, sizeof all) == MT_OK, " ");
+    for (int t = 1; t < 4; t++)
+        CHECK(format->write(w, t, zeros, list[t].bytes) == MT_OK, " ");
+    CHECK(format->finish(w) == MT_OK, " ");
+    CHECK(weights_load(s, ".", format) == MT_OK, "%s", status_text());
+    int32_t p = model_find_param(m, EMB);
+    for (int i = 0; i < 65536; i++) {
+        half h;
+        float x;
+        memcpy(&h, &all[i], 2);
+        store_get(s, p, i, 1, &x);
+        float want = (float)h;
+        CHECK(mt_f32_bits(x) == mt_f32_bits(want) || (isnan(x) && isnan(want)), "%04x: %g", i,
+              (double)x);
+    }
+    store_destroy(s);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+static void refuse_weights(store *s, const entry *e, int n, mt_status code, const char *says)
+{
+    write_entries(e, n);
+    mt_status status = weights_load(s, ".", format);
+    CHECK(status == code, "%d, expected %d: %s", status, code, says);
+    CHECK(status == MT_OK || support_says(says), "%s", says);
+}
+
+static void which_weights(void)
+{
+    support_enter(folder);
+    log_set_level(MT_LOG_ERROR);
+    model *m = small_model_create(true), *untied = small_model_create(false);
+    store *s = small_store_create(m, NULL, 0), *u = small_store_create(untied, NULL, 0);
+    entry e[8] = { { "lm_head.weight", MT_BF16, V, H, 1 },
+                   { EMB, MT_BF16, V, H, 1 },
+                   { NORM, MT_F32, 0, H, 2 },
+                   { PROJ, MT_F32, H, H, 3 },
+                   { "model.norm.weight", MT_F32, 0, H, 4 } };
+    refuse_weights(s, e, 5, MT_OK, "a tied copy");
+    refuse_weights(s, e + 1, 4, MT_OK, "tied");
+    refuse_weights(u, e, 5, MT_OK, "untied");
+    refuse_weights(u, e + 1, 4, MT_ERR_FORMAT, "'lm_head.weight' is missing");
+    refuse_weights(s, e + 1, 3, MT_ERR_FORMAT, "'model.norm.weight' is missing");
+    refuse_weights(s, e + 1, 2, MT_ERR_FORMAT, "and 1 more of 4 is missing");
+    e[0].salt = 9;
+    refuse_weights(s, e, 5, MT_ERR_FORMAT, "tie_word_embeddings: false");
+    e[0] = (entry){ "extra.weight", MT_F32, 0, 3, 1 };
+    refuse_weights(s, e, 5, MT_ERR_FORMAT, "'extra.weight' belongs to no parameter");
+    e[0] = (entry){ "model.layers.0.rotary_emb.inv_freq", MT_F32, 0, 3, 1 };
+    refuse_weights(s, e, 5, MT_OK, "ignored by the architecture");
+    e[3].rows = H + 1;
+    refuse_weights(s, e, 5, MT_ERR_FORMAT, "proj.weight' has shape [");
+    e[3] = (entry){ PROJ, MT_F32, 0, H * H, 3 };
+    refuse_weights(s, e, 5, MT_ERR_FORMAT, "proj.weight' has shape [");
+    e[3] = (entry){ PROJ, MT_I16, H, H, 3 };
+    refuse_weights(s, e, 5, MT_ERR_UNSUPPORTED, "is int16; weights are read from");
+    /* The text part of a vision-language model, in both wrappings; twice is once too often. */
+    entry a[] = { { "language_model." EMB, MT_BF16, V, H, 1 },
+                  { "language_model." NORM, MT_F32, 0, H, 2 },
+                  { "language_model." PROJ, MT_F32, H, H, 3 },
+                  { "model.language_model.norm.weight", MT_F32, 0, H, 4 },
+                  { EMB, MT_BF16, V, H, 1 } };
+    refuse_weights(s, a, 4, MT_OK, "wrapped");
+    refuse_weights(s, a, 5, MT_ERR_FORMAT, "expected one");
+    log_set_level(MT_LOG_INFO);
+    store_destroy(s);
+    store_destroy(u);
+    model_destroy(m);
+    model_destroy(untied);
+    support_leave(folder);
+}
+
+/* Load and save: the files are equal, byte for byte. */
+static void load_and_save(void)
+{
+    support_enter(folder);
+    model *m = small_model_create(true);
+    store *s = small_store_create(m, states, 2), *again = small_store_create(m, NULL, 0);
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        checkpoint_options o = default_options();
+        o.weights_only = bf16;
+        o.weights_dtype = bf16 ? MT_BF16 : MT_F32;
+        fill(s, 1);
+        if (bf16) { /* a number that BF16 cannot hold is not a weight that BF16 files hold */
+            for (int32_t p = 0; p < m->n_params; p++)
+                for (int64_t i = 0; i < m->params[p].elems; i++) {
+                    float x = (float)(i % 100) / 64;
+                    store_set(s, p, i, 1, &x);
+                }
+        }
+        o.folder = "a";
+        CHECK(save_at(s, 1 + bf16, &o) == MT_OK, "%s", status_text());
+        CHECK(weights_load(again, bf16 ? "a/step-000002" : "a/step-000001", format) == MT_OK, "%s",
+              status_text());
+        o.folder = "b";
+        o.weights_only = true;
+        CHECK(save_at(again, 1 + bf16, &o) == MT_OK, "%s", status_text());
+        char command[128];
+        snprintf(command, sizeof command,
+                 "cmp a/step-00000%d/model.safetensors b/step-00000%d/model.safetensors", 1 + bf16,
+                 1 + bf16);
+        CHECK(system(command) == 0, "%s", command);
+    }
+    store_destroy(s);
+    store_destroy(again);
+    model_destroy(m);
+    support_leave(folder);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2)
+        return 2;
+    format = support_interface(argv[1], MT_WEIGHTS_INTERFACE);
+    RUN(round_trip);
+    RUN(weights_only);
+    RUN(rotation);
+    RUN(same_step_again);
+    RUN(damaged);
+    RUN(kill_at_any_moment);
+    RUN(failing_saves);
+    RUN(read_only_folder);
+    RUN(small_disk);
+    RUN(bounded_memory);
+    RUN(every_dtype);
+    RUN(all_half_values);
+    RUN(which_weights);
+    RUN(load_and_save);
+    return check_done();
+}
