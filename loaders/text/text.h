@@ -5,6 +5,15 @@
  * corpus.c maps the files and finds the documents in them; stream.c cuts documents into pieces,
  * splits off the validation pieces, and orders and deals the rest; text.c is the plugin and the
  * byte tokenizer.
+ *
+ * Keys of the run manifest's `data` section:
+ *   files               a file, a pattern (glob) or a list of them; relative to the working
+ *                       directory; matches of a pattern are sorted
+ *   validation_files    the same; no file may be in both
+ *   validation_split    0 to 0.5, default 0.05: without validation_files, this part of the pieces
+ *                       is validation, as the tails of up to eight equal stretches of the corpus;
+ *                       at least one piece unless it is 0 or there is only one piece
+ *   document_separator  none (default: a file is a document), blank_line, or a literal text
  */
 #ifndef TEXT_H
 #define TEXT_H
