@@ -91,9 +91,33 @@ static void softcap(void)
     check_case(37, 19, 61, 3.0);
 }
 
+/* Without any target there is no loss and every gradient is zero, or what it was. */
+static void nothing_to_learn(void)
+{
+    enum { T = 5, HIDDEN = 9, VOCAB = 30 };
+    static const int32_t targets[T] = { -100, -100, -100, -100, -100 };
+    static const mt_xent_attr attr = { 0 };
+    op_case c = xent_case(T, HIDDEN, VOCAB, &attr, targets);
+    op_data d;
+    op_fill(&c, 5, &d);
+    for (int i = 0; i < 4; i++) {
+        op_how how = { .dtype = i & 1 ? MT_BF16 : MT_F32, .threads = 2, .accumulate = i & 2 };
+        op_result r;
+        op_run(&c, &d, &how, &r);
+        for (int k = 0; k < T; k++)
+            CHECK(r.out[0][k] == 0, "loss of token %d", k);
+        for (int k = 0; k < T * HIDDEN; k++)
+            CHECK(r.d_in[0][k] == (how.accumulate ? 0.5 : 0), "dx %d", k);
+        for (int k = 0; k < VOCAB * HIDDEN; k++)
+            CHECK(r.d_in[1][k] == (how.accumulate ? 0.5 : 0), "dw %d", k);
+        op_result_free(&r);
+    }
+    op_data_free(&d);
+}
+
 static void several_chunks(void)
 {
-    check_case(2500, 7, 33, 0);
+    check_case(2990, 7, 33, 0);
 }
 
 /* Targets that are ignored have neither loss nor gradient; eval gives the same losses as train. */
@@ -206,6 +230,7 @@ int main(void)
     RUN(one_token);
     RUN(odd);
     RUN(softcap);
+    RUN(nothing_to_learn);
     RUN(several_chunks);
     RUN(ignored);
     RUN(logits);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * linear_cross_entropy: the LM head and the loss in one, a chunk of tokens at a time, so that the
- * logits of all tokens never exist together. In a train pass a chunk's logits turn into their own
- * gradient in place, and from it come the gradients of x (aux 0) and w.
+ * logits of all tokens never exist together. Tokens without a target (prompts) are left out: a
+ * chunk gathers the others. In a train pass its logits turn into their own gradient in place, and
+ * from it come the gradients of x (aux 0) and w.
  */
 #include "../rows.h"
 
@@ -20,7 +21,8 @@ enum { ROW_TASK_LOGITS = 1 << 16 };
 /* Rows of a tile of logits in prefill and decode, gathered in scratch. */
 enum { GENERATE_ROWS = 64 };
 
-enum { STAGE_LOGITS = 0, STAGE_ROWS = 1, STAGE_GRADS = 2 };
+/* Phase 0 lists the tokens that have a target; then each chunk goes through its stages. */
+enum { STAGE_GATHER = 0, STAGE_LOGITS = 1, STAGE_ROWS = 2, STAGE_GRADS = 3 };
 
 static bool generates(const mt_op_call *c)
 {
@@ -33,26 +35,56 @@ static int64_t chunk_rows(int64_t vocab)
     return rows < CHUNK_MIN ? CHUNK_MIN : rows > CHUNK_MAX ? CHUNK_MAX : rows;
 }
 
-/* A chunk of a train or eval pass. */
+/* Where things are in `work`: logits [rows, vocab], x and its gradient [rows, hidden], and the
+ * list: their number, then the tokens that have a target. */
+typedef struct layout {
+    int64_t rows; /* of a whole chunk */
+    int64_t logits, x, dx, list, bytes;
+} layout;
+
+static int64_t aligned(int64_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+static layout layout_of(const mt_op_call *c)
+{
+    const mt_tensor *x = &c->in[IN_X], *w = &c->in[IN_W];
+    int64_t size = mt_dtype_size(x->dtype), most = chunk_rows(w->rows);
+    layout l = { .rows = x->rows < most ? x->rows : most };
+    l.x = l.logits + aligned(l.rows * w->rows * size);
+    l.dx = l.x + aligned(l.rows * x->cols * size);
+    l.list = l.dx + aligned(l.rows * x->cols * size);
+    l.bytes = l.list + (x->rows + 1) * (int64_t)sizeof(int32_t);
+    return l;
+}
+
+/* A chunk of a train or eval pass; without any target in the batch there is one of no rows. */
 typedef struct chunk {
-    int64_t row, rows;
+    int64_t rows;
+    const int32_t *tokens; /* [rows] */
     int32_t stage;
     bool first;
-    mt_tensor logits; /* [rows, vocab] in work */
+    mt_tensor logits, x, dx;
 } chunk;
 
 static int32_t stages(const mt_op_call *c)
 {
-    return c->pass == MT_PASS_TRAIN ? 3 : 2;
+    return c->pass == MT_PASS_TRAIN ? 4 : 3;
 }
 
 static chunk chunk_of(const mt_op_call *c, int32_t phase)
 {
     const mt_tensor *x = &c->in[IN_X], *w = &c->in[IN_W];
-    int64_t rows = chunk_rows(w->rows), index = phase / stages(c);
-    chunk k = { .row = index * rows, .stage = phase % stages(c), .first = index == 0 };
-    k.rows = x->rows - k.row < rows ? x->rows - k.row : rows;
-    k.logits = (mt_tensor){ c->work, k.rows, w->rows, w->rows, x->dtype, 0 };
+    layout l = layout_of(c);
+    char *work = c->work;
+    const int32_t *list = (const int32_t *)(work + l.list);
+    int64_t index = (phase - 1) / stages(c), from = index * l.rows;
+    chunk k = { .stage = (phase - 1) % stages(c), .first = index == 0, .tokens = list + 1 + from };
+    k.rows = list[0] - from < l.rows ? list[0] - from : l.rows;
+    k.logits = (mt_tensor){ work + l.logits, k.rows, w->rows, w->rows, x->dtype, 0 };
+    k.x = (mt_tensor){ work + l.x, k.rows, x->cols, x->cols, x->dtype, 0 };
+    k.dx = (mt_tensor){ work + l.dx, k.rows, x->cols, x->cols, x->dtype, 0 };
     return k;
 }
 
@@ -60,8 +92,11 @@ static int32_t xent_phases(const mt_op_call *c, bool backward)
 {
     if (backward || generates(c))
         return 1;
-    int64_t rows = chunk_rows(c->in[IN_W].rows);
-    return (int32_t)((c->in[IN_X].rows + rows - 1) / rows) * stages(c);
+    int64_t targets = 0, rows = layout_of(c).rows;
+    for (int64_t i = 0; i < c->in[IN_X].rows; i++)
+        targets += c->batch.targets[i] != IGNORED;
+    int64_t chunks = targets > 0 ? (targets + rows - 1) / rows : 1;
+    return 1 + (int32_t)chunks * stages(c);
 }
 
 static cpu_tiles generate_tiles(const mt_op_call *c)
@@ -100,8 +135,12 @@ static int64_t xent_tasks(const mt_op_call *c, bool backward, int32_t phase)
                                   : 0;
     if (generates(c))
         return c->batch.n_logit_rows > 0 ? generate_tiles(c).count : 0;
+    if (phase == 0)
+        return 1;
     chunk k = chunk_of(c, phase);
     cpu_tiles dx, dw;
+    if (k.stage == STAGE_GATHER)
+        return (k.rows + CPU_ROWS_PER_TASK - 1) / CPU_ROWS_PER_TASK;
     if (k.stage == STAGE_LOGITS)
         return cpu_tiles_of(k.rows, k.logits.cols).count;
     if (k.stage == STAGE_ROWS) {
@@ -180,13 +219,8 @@ static void finish_rows(cpu_isa isa, const mt_op_call *c, const chunk *k, int64_
     float scale_f32 = (float)scale, cap = (float)attr->softcap;
     bool train = c->pass == MT_PASS_TRAIN;
     for (int64_t i = task * step; i < k->rows && i < (task + 1) * step; i++) {
-        int64_t target = c->batch.targets[k->row + i];
-        void *x = at(&k->logits, i, 0), *loss = at(&c->out[0], k->row + i, 0);
-        if (target == IGNORED) {
-            memset(x, 0, (size_t)(vocab * mt_dtype_size(k->logits.dtype)));
-            memset(loss, 0, (size_t)mt_dtype_size(c->out[0].dtype));
-            continue;
-        }
+        int64_t target = c->batch.targets[k->tokens[i]];
+        void *x = at(&k->logits, i, 0), *loss = at(&c->out[0], k->tokens[i], 0);
         const float *factor = train ? &scale_f32 : NULL;
         if (k->logits.dtype == MT_F64)
             *(double *)loss = row_f64(x, vocab, target, attr->softcap, train ? &scale : NULL);
@@ -248,37 +282,80 @@ static void generate_tile(cpu_isa isa, const mt_op_call *c, int64_t task, char *
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
 
+static void zero_row(const mt_tensor *t, int64_t row, int64_t col, int64_t cols)
+{
+    memset(at(t, row, col), 0, (size_t)(cols * mt_dtype_size(t->dtype)));
+}
+
+/* Lists the tokens that have a target; the others have no loss and no gradient. */
+static void list_targets(const mt_op_call *c)
+{
+    int32_t *list = (int32_t *)((char *)c->work + layout_of(c).list);
+    bool dx = c->pass == MT_PASS_TRAIN && c->n_aux > 0 && c->aux[0].data;
+    list[0] = 0;
+    for (int64_t i = 0; i < c->in[IN_X].rows; i++) {
+        if (c->batch.targets[i] != IGNORED) {
+            list[++list[0]] = (int32_t)i;
+            continue;
+        }
+        zero_row(&c->out[0], i, 0, 1);
+        if (dx)
+            zero_row(&c->aux[0], i, 0, c->aux[0].cols);
+    }
+}
+
+static void gather(const mt_op_call *c, const chunk *k, int64_t task)
+{
+    const mt_tensor *x = &c->in[IN_X];
+    for (int64_t i = task * CPU_ROWS_PER_TASK; i < k->rows && i < (task + 1) * CPU_ROWS_PER_TASK;
+         i++)
+        memcpy(at(&k->x, i, 0), at(x, k->tokens[i], 0),
+               (size_t)(x->cols * mt_dtype_size(x->dtype)));
+}
+
 static void logits_tile(cpu_isa isa, const mt_op_call *c, const chunk *k, int64_t task,
                         void *scratch)
 {
-    const mt_tensor *x = &c->in[IN_X], *w = &c->in[IN_W];
+    const mt_tensor *x = &k->x, *w = &c->in[IN_W];
     cpu_tiles tiles = cpu_tiles_of(k->rows, k->logits.cols);
     cpu_tile t = cpu_tile_at(&tiles, task);
-    cpu_gemm_for(isa)(false, true, t.rows, t.cols, x->cols, 1, x->dtype, at(x, k->row + t.row, 0),
-                      x->ld, at(w, t.col, 0), w->ld, 0, x->dtype, at(&k->logits, t.row, t.col),
+    cpu_gemm_for(isa)(false, true, t.rows, t.cols, x->cols, 1, x->dtype, at(x, t.row, 0), x->ld,
+                      at(w, t.col, 0), w->ld, 0, x->dtype, at(&k->logits, t.row, t.col),
                       k->logits.ld, scratch);
+}
+
+static void dx_tile(cpu_isa isa, const mt_op_call *c, const chunk *k, cpu_tile t, void *scratch)
+{
+    const mt_tensor *w = &c->in[IN_W], *g = &k->logits, *d = &k->dx;
+    cpu_gemm_for(isa)(false, false, t.rows, t.cols, g->cols, 1, g->dtype, at(g, t.row, 0), g->ld,
+                      at(w, 0, t.col), w->ld, 0, d->dtype, at(d, t.row, t.col), d->ld, scratch);
+    for (int64_t i = t.row; i < t.row + t.rows; i++)
+        memcpy(at(&c->aux[0], k->tokens[i], t.col), at(d, i, t.col),
+               (size_t)(t.cols * mt_dtype_size(d->dtype)));
+}
+
+static void dw_tile(cpu_isa isa, const mt_op_call *c, const chunk *k, cpu_tile t, void *scratch)
+{
+    const mt_tensor *x = &k->x, *g = &k->logits, *d = &c->d_in[IN_W];
+    bool add = !k->first || (c->d_accumulate >> IN_W & 1u);
+    if (k->rows == 0) {
+        for (int64_t i = 0; !add && i < t.rows; i++)
+            zero_row(d, t.row + i, t.col, t.cols);
+        return;
+    }
+    cpu_gemm_for(isa)(true, false, t.rows, t.cols, k->rows, 1, g->dtype, at(g, 0, t.row), g->ld,
+                      at(x, 0, t.col), x->ld, add, d->dtype, at(d, t.row, t.col), d->ld, scratch);
 }
 
 static void grad_tile(cpu_isa isa, const mt_op_call *c, const chunk *k, int64_t task, void *scratch)
 {
-    const mt_tensor *x = &c->in[IN_X], *w = &c->in[IN_W], *g = &k->logits;
     cpu_tiles dx, dw;
     int64_t n_dx = dx_tasks(c, k, &dx);
-    if (task < n_dx) {
-        const mt_tensor *d = &c->aux[0];
-        cpu_tile t = cpu_tile_at(&dx, task);
-        cpu_gemm_for(isa)(false, false, t.rows, t.cols, g->cols, 1, g->dtype, at(g, t.row, 0),
-                          g->ld, at(w, 0, t.col), w->ld, 0, d->dtype, at(d, k->row + t.row, t.col),
-                          d->ld, scratch);
-        return;
-    }
     dw_tasks(c, &dw);
-    const mt_tensor *d = &c->d_in[IN_W];
-    cpu_tile t = cpu_tile_at(&dw, task - n_dx);
-    bool add = !k->first || (c->d_accumulate >> IN_W & 1u);
-    cpu_gemm_for(isa)(true, false, t.rows, t.cols, k->rows, 1, g->dtype, at(g, 0, t.row), g->ld,
-                      at(x, k->row, t.col), x->ld, add, d->dtype, at(d, t.row, t.col), d->ld,
-                      scratch);
+    if (task < n_dx)
+        dx_tile(isa, c, k, cpu_tile_at(&dx, task), scratch);
+    else
+        dw_tile(isa, c, k, cpu_tile_at(&dw, task - n_dx), scratch);
 }
 
 /* Backward only hands down what forward has formed. */
@@ -317,8 +394,14 @@ static void xent_run(cpu_isa isa, const mt_op_call *c, bool backward, int32_t ph
         generate_tile(isa, c, task, scratch);
         return;
     }
+    if (phase == 0) {
+        list_targets(c);
+        return;
+    }
     chunk k = chunk_of(c, phase);
-    if (k.stage == STAGE_LOGITS)
+    if (k.stage == STAGE_GATHER)
+        gather(c, &k, task);
+    else if (k.stage == STAGE_LOGITS)
         logits_tile(isa, c, &k, task, scratch);
     else if (k.stage == STAGE_ROWS)
         finish_rows(isa, c, &k, task);
@@ -328,11 +411,7 @@ static void xent_run(cpu_isa isa, const mt_op_call *c, bool backward, int32_t ph
 
 static int64_t xent_workspace(const mt_op_call *c, bool backward)
 {
-    const mt_tensor *x = &c->in[IN_X], *w = &c->in[IN_W];
-    if (backward || generates(c))
-        return 0;
-    int64_t rows = chunk_rows(w->rows);
-    return (x->rows < rows ? x->rows : rows) * w->rows * mt_dtype_size(x->dtype);
+    return backward || generates(c) ? 0 : layout_of(c).bytes;
 }
 
 static int64_t xent_scratch(const mt_op_call *c, bool backward)
@@ -357,7 +436,7 @@ static bool xent_check(const mt_op_call *c, char *error, size_t error_size)
         }
         return true;
     }
-    for (int64_t i = 0; c->batch.targets && i < c->in[IN_X].rows; i++) {
+    for (int64_t i = 0; i < c->in[IN_X].rows; i++) {
         int32_t target = c->batch.targets[i];
         if (target != IGNORED && (target < 0 || target >= vocab)) {
             snprintf(
