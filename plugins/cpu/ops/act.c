@@ -2,6 +2,6 @@
  *
  * Operation "act": y = f(x): SiLU, GELU (tanh form), sigmoid.
  */
-#include "rows.h"
+#include "rowwise.h"
 
-CPU_ROWS_OP(act);
+CPU_ROWWISE_OP(act);

@@ -3,6 +3,6 @@
  * Operation "add": y = a + b. Backward hands d_out to both operands; the core usually aliases
  * instead.
  */
-#include "rows.h"
+#include "rowwise.h"
 
-CPU_ROWS_OP(add);
+CPU_ROWWISE_OP(add);

@@ -2,6 +2,6 @@
  *
  * Operation "glu": y = f(gate) * up: SiLU, GELU (tanh form), and GPT-OSS's clamped SwiGLU.
  */
-#include "rows.h"
+#include "rowwise.h"
 
-CPU_ROWS_OP(glu);
+CPU_ROWWISE_OP(glu);

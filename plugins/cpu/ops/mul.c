@@ -2,6 +2,6 @@
  *
  * Operation "mul": y = a * b, element by element.
  */
-#include "rows.h"
+#include "rowwise.h"
 
-CPU_ROWS_OP(mul);
+CPU_ROWWISE_OP(mul);

@@ -2,6 +2,6 @@
  *
  * Operation "rope": Rotary position embedding; backward rotates by the opposite angle.
  */
-#include "rows.h"
+#include "rowwise.h"
 
-CPU_ROWS_OP(rope);
+CPU_ROWWISE_OP(rope);

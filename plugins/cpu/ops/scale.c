@@ -3,6 +3,6 @@
  * Operation "scale": y = x * factor, the factor rounded to the compute dtype first (Gemma's
  * embedding).
  */
-#include "rows.h"
+#include "rowwise.h"
 
-CPU_ROWS_OP(scale);
+CPU_ROWWISE_OP(scale);

@@ -3,7 +3,7 @@
  * The row-wise kernels with vectors, for FP32 and BF16; compiled once per instruction set.
  */
 #include "../simd.h"
-#include "rows.h"
+#include "rowwise.h"
 
 #include <math.h>
 
@@ -31,7 +31,7 @@ SIMD_INLINE vf activate(mt_activation kind, vf z, vf *ret_slope)
     return z * s;
 }
 
-/* The gated value, and its derivatives by gate and by up; see rows_ref.h for the clamps. */
+/* The gated value, and its derivatives by gate and by up; see rowwise_ref.inc for the clamps. */
 SIMD_INLINE vf gated(mt_activation kind, float limit, vf gate, vf up, vf *ret_by_gate,
                      vf *ret_by_up)
 {
@@ -68,7 +68,7 @@ SIMD_INLINE vf swap_pairs(vf v)
 #define ROWS_STORE_N(p, v, n) vf_store_n(p, v, n)
 #define ROWS_ROUND(v)         (v)
 #define ROWS_ROUND_1(x)       (x)
-#include "rows_simd.h"
+#include "rowwise_simd.inc"
 
 #define ROWS(name)            name##_bf16
 #define ROWS_T                uint16_t
@@ -78,4 +78,4 @@ SIMD_INLINE vf swap_pairs(vf v)
 #define ROWS_STORE_N(p, v, n) vf_store_bf16_n(p, v, n)
 #define ROWS_ROUND(v)         vf_round_bf16(v)
 #define ROWS_ROUND_1(x)       mt_bf16_to_f32(mt_f32_to_bf16(x))
-#include "rows_simd.h"
+#include "rowwise_simd.inc"

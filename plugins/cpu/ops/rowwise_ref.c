@@ -4,7 +4,7 @@
  * compared with, what CPU_SCALAR runs, and what gradient checks run in FP64. Also the choice of
  * the table.
  */
-#include "rows.h"
+#include "rowwise.h"
 
 #include <math.h>
 
@@ -14,7 +14,7 @@
 #define REF_LOAD(x)  (x)
 #define REF_STORE(x) (x)
 #define REF_FN(fn)   fn##f
-#include "rows_ref.h"
+#include "rowwise_ref.inc"
 
 #define REF(name)    name##_bf16
 #define REF_T        uint16_t
@@ -22,7 +22,7 @@
 #define REF_LOAD(x)  mt_bf16_to_f32(x)
 #define REF_STORE(x) mt_f32_to_bf16(x)
 #define REF_FN(fn)   fn##f
-#include "rows_ref.h"
+#include "rowwise_ref.inc"
 
 #define REF(name)    name##_f64
 #define REF_T        double
@@ -30,19 +30,19 @@
 #define REF_LOAD(x)  (x)
 #define REF_STORE(x) (x)
 #define REF_FN(fn)   fn
-#include "rows_ref.h"
+#include "rowwise_ref.inc"
 
-const cpu_rows *cpu_rows_of(cpu_isa isa, mt_dtype compute)
+const cpu_rowwise *cpu_rowwise_of(cpu_isa isa, mt_dtype compute)
 {
     if (compute == MT_F64)
-        return &cpu_rows_f64;
+        return &cpu_rowwise_f64;
     bool bf16 = compute == MT_BF16;
 #if defined(__x86_64__)
     if (isa == CPU_AVX512)
-        return bf16 ? &cpu_rows_bf16_avx512 : &cpu_rows_f32_avx512;
+        return bf16 ? &cpu_rowwise_bf16_avx512 : &cpu_rowwise_f32_avx512;
     if (isa == CPU_AVX2)
-        return bf16 ? &cpu_rows_bf16_avx2 : &cpu_rows_f32_avx2;
+        return bf16 ? &cpu_rowwise_bf16_avx2 : &cpu_rowwise_f32_avx2;
 #endif
     (void)isa;
-    return bf16 ? &cpu_rows_bf16 : &cpu_rows_f32;
+    return bf16 ? &cpu_rowwise_bf16 : &cpu_rowwise_f32;
 }
