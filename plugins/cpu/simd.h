@@ -94,7 +94,11 @@ SIMD_INLINE void vf_store_n(float *p, vf v, int64_t n)
 /* BF16 to FP32: exact. */
 SIMD_INLINE vf vf_from_bf16(vh h)
 {
+#if defined(SIMD_AVX512) /* GCC 12 makes two halves of the generic form */
+    return (vf)((vu)_mm512_cvtepu16_epi32((__m256i)h) << 16);
+#else
     return (vf)(__builtin_convertvector(h, vu) << 16);
+#endif
 }
 
 /* FP32 to BF16: mt_f32_to_bf16 on every lane (to nearest even, NaN stays NaN). */
@@ -104,7 +108,15 @@ SIMD_INLINE vh vf_to_bf16(vf x)
     vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     vu quiet = (u >> 16) | 0x40u;
     vu nan = (vu)((vi)(u & 0x7fffffffu) > 0x7f800000);
-    return __builtin_convertvector((quiet & nan) | (rounded & ~nan), vh);
+    vu half = (quiet & nan) | (rounded & ~nan);
+#if defined(SIMD_AVX512)
+    return (vh)_mm512_cvtepi32_epi16((__m512i)half);
+#elif defined(SIMD_AVX2)
+    __m256i packed = _mm256_packus_epi32((__m256i)half, (__m256i)half);
+    return (vh)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+#else
+    return __builtin_convertvector(half, vh);
+#endif
 }
 
 SIMD_INLINE vf vf_load_bf16(const uint16_t *p)
