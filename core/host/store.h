@@ -32,6 +32,7 @@ typedef struct store {
     void *device;
     void *region; /* one allocation holds all planes */
     int64_t region_bytes;
+    _Atomic uint64_t version; /* bumped by whoever has changed masters */
 } store;
 
 /* Bytes that store_create will allocate. [pure] */

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The host store's one region: where each plane lies, exact access to masters, random
+ * initialisation and hashing. Who fills or updates it is not decided here.
+ */
+#include "store.h"
+
+#include "../base/status.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+/* Planes start at multiples of this, so that copies and SIMD never straddle two of them. */
+enum { PLANE_ALIGN = 256 };
+
+static int64_t plane_bytes(int64_t elems, int64_t size)
+{
+    return (elems * size + PLANE_ALIGN - 1) / PLANE_ALIGN * PLANE_ALIGN;
+}
+
+int64_t store_bytes(const model *m, const mt_state_spec *states, uint32_t n_states, bool grad_plane)
+{
+    int64_t bytes = 0;
+    for (int32_t u = 0; u < m->n_units; u++) {
+        int64_t n = m->units[u].t->own_elems;
+        bytes += 2 * plane_bytes(n, 2);
+        for (uint32_t s = 0; s < n_states; s++)
+            bytes += plane_bytes(n, mt_dtype_size(states[s].dtype));
+        bytes += grad_plane ? plane_bytes(n, 4) : 0;
+    }
+    return bytes;
+}
+
+/* ---- parallel loops over the region ----------------------------------------------------------
+ */
+
+typedef struct chunked {
+    void (*body)(void *arg, int64_t chunk);
+    void *arg;
+    int64_t n;
+    _Atomic int64_t next;
+} chunked;
+
+static void *chunked_run(void *arg)
+{
+    chunked *c = arg;
+    for (int64_t i; (i = atomic_fetch_add(&c->next, 1)) < c->n;)
+        c->body(c->arg, i);
+    return NULL;
+}
+
+/* Runs body(arg, 0 .. n-1), each once, on as many threads as can be had; the chunks are independent
+ * of each other, so fewer threads only take longer. */
+static void chunked_for(int64_t n, void (*body)(void *, int64_t), void *arg)
+{
+    enum { MAX_THREADS = 16 };
+    pthread_t thread[MAX_THREADS];
+    chunked c = { .body = body, .arg = arg, .n = n };
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    int want = online > MAX_THREADS ? MAX_THREADS : online < 1 ? 1 : (int)online;
+    int started = 0;
+    while (started < want - 1 && started < n - 1 &&
+           pthread_create(&thread[started], NULL, chunked_run, &c) == 0)
+        started++;
+    chunked_run(&c);
+    for (int i = 0; i < started; i++)
+        pthread_join(thread[i], NULL);
+}
+
+enum { TOUCH_CHUNK = 64 << 20 };
+
+static void touch_chunk(void *arg, int64_t i)
+{
+    const store *s = arg;
+    int64_t first = i * TOUCH_CHUNK;
+    int64_t n = s->region_bytes - first < TOUCH_CHUNK ? s->region_bytes - first : TOUCH_CHUNK;
+    memset((char *)s->region + first, 0, (size_t)n);
+}
+
+/* ---- life ------------------------------------------------------------------------------------
+ */
+
+mt_status store_create(const model *m, const mt_state_spec *states, uint32_t n_states,
+                       bool grad_plane, const mt_backend *backend, void *device, store **ret)
+{
+    if (n_states > MT_OPTIM_MAX_STATES)
+        return status_set(MT_ERR_INVALID, "an optimizer declares %u state planes; at most %d",
+                          n_states, MT_OPTIM_MAX_STATES);
+    for (uint32_t i = 0; i < n_states; i++)
+        if (mt_dtype_size(states[i].dtype) == 0)
+            return status_set(MT_ERR_INVALID, "state plane '%s' has an unknown dtype (%d)",
+                              states[i].name, states[i].dtype);
+    store *s = calloc(1, sizeof *s);
+    if (!s)
+        return status_nomem("the host store", sizeof *s);
+    mt_status st = MT_OK;
+    s->m = m;
+    s->n_units = m->n_units;
+    s->n_states = n_states;
+    if (n_states)
+        memcpy(s->states, states, n_states * sizeof *states);
+    s->backend = backend;
+    s->device = device;
+    s->units = calloc((size_t)m->n_units, sizeof *s->units);
+    if (!s->units) {
+        st = status_nomem("the host store", (size_t)m->n_units * sizeof *s->units);
+        goto out;
+    }
+    int64_t bytes = store_bytes(m, states, n_states, grad_plane);
+    st = backend->host_alloc(device, bytes, &s->region);
+    if (st < 0) {
+        s->region = NULL;
+        status_prefix(st, "the host store (%.2f GiB)", (double)bytes / (1 << 30));
+        goto out;
+    }
+    s->region_bytes = bytes;
+    chunked_for((bytes + TOUCH_CHUNK - 1) / TOUCH_CHUNK, touch_chunk, s);
+
+    char *p = s->region;
+    for (int32_t u = 0; u < s->n_units; u++) {
+        store_unit *w = &s->units[u];
+        int64_t n = w->elems = m->units[u].t->own_elems;
+        w->hi = (uint16_t *)p;
+        p += plane_bytes(n, 2);
+        w->lo = (int16_t *)p;
+        p += plane_bytes(n, 2);
+        s->weight_bytes += 2 * plane_bytes(n, 2);
+        for (uint32_t i = 0; i < n_states; i++) {
+            w->state[i] = p;
+            p += plane_bytes(n, mt_dtype_size(states[i].dtype));
+            s->state_bytes += plane_bytes(n, mt_dtype_size(states[i].dtype));
+        }
+        if (grad_plane) {
+            w->grad = (float *)p;
+            p += plane_bytes(n, 4);
+            s->grad_bytes += plane_bytes(n, 4);
+        }
+    }
+    *ret = s;
+    s = NULL;
+out:
+    store_destroy(s);
+    return st;
+}
+
+void store_destroy(store *s)
+{
+    if (!s)
+        return;
+    if (s->region)
+        s->backend->host_free(s->device, s->region, s->region_bytes);
+    free(s->units);
+    free(s);
+}
+
+/* ---- access ----------------------------------------------------------------------------------
+ */
+
+void store_get(const store *s, int32_t param, int64_t first, int64_t n, float *ret)
+{
+    const model_param *p = &s->m->params[param];
+    const uint16_t *hi = s->units[p->unit].hi + p->offset + first;
+    const int16_t *lo = s->units[p->unit].lo + p->offset + first;
+    for (int64_t i = 0; i < n; i++)
+        ret[i] = mt_join_f32(hi[i], lo[i]);
+}
+
+void store_set(store *s, int32_t param, int64_t first, int64_t n, const float *src)
+{
+    const model_param *p = &s->m->params[param];
+    uint16_t *hi = s->units[p->unit].hi + p->offset + first;
+    int16_t *lo = s->units[p->unit].lo + p->offset + first;
+    for (int64_t i = 0; i < n; i++)
+        mt_split_f32(src[i], &hi[i], &lo[i]);
+    s->version++;
+}
+
+void *store_state(const store *s, int32_t param, uint32_t state)
+{
+    const model_param *p = &s->m->params[param];
+    return (char *)s->units[p->unit].state[state] +
+           p->offset * mt_dtype_size(s->states[state].dtype);
+}
+
+uint64_t store_hash(const store *s)
+{
+    XXH3_state_t *h = XXH3_createState();
+    if (!h)
+        return 0;
+    XXH3_64bits_reset(h);
+    for (int32_t i = 0; i < s->m->n_params; i++) {
+        const model_param *p = &s->m->params[i];
+        const store_unit *w = &s->units[p->unit];
+        XXH3_64bits_update(h, w->hi + p->offset, (size_t)p->elems * 2);
+        XXH3_64bits_update(h, w->lo + p->offset, (size_t)p->elems * 2);
+        for (uint32_t k = 0; k < s->n_states; k++)
+            XXH3_64bits_update(h, store_state(s, i, k),
+                               (size_t)(p->elems * mt_dtype_size(s->states[k].dtype)));
+    }
+    uint64_t hash = XXH3_64bits_digest(h);
+    XXH3_freeState(h);
+    return hash;
+}
+
+/* ---- random initialisation -------------------------------------------------------------------
+ */
+
+/* Philox4x32-10 (Salmon et al., SC 2011): a counter in, 128 random bits out, so that every element
+ * has its number whatever the order in which elements are drawn. */
+static void philox(uint64_t key, uint64_t counter, uint64_t stream, uint32_t ret[4])
+{
+    uint32_t x0 = (uint32_t)counter, x1 = (uint32_t)(counter >> 32);
+    uint32_t x2 = (uint32_t)stream, x3 = (uint32_t)(stream >> 32);
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)0xD2511F53u * x0, b = (uint64_t)0xCD9E8D57u * x2;
+        uint32_t y0 = (uint32_t)(b >> 32) ^ x1 ^ k0, y2 = (uint32_t)(a >> 32) ^ x3 ^ k1;
+        x1 = (uint32_t)b;
+        x3 = (uint32_t)a;
+        x0 = y0;
+        x2 = y2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    ret[0] = x0;
+    ret[1] = x1;
+    ret[2] = x2;
+    ret[3] = x3;
+}
+
+/* Two standard normals from 64 random bits (Box and Muller); the first uniform is never 0. */
+static void normals(uint32_t a, uint32_t b, float *ret0, float *ret1)
+{
+    double r = sqrt(-2.0 * log(((double)a + 0.5) * 0x1p-32));
+    double angle = 6.283185307179586 * ((double)b * 0x1p-32);
+    *ret0 = (float)(r * cos(angle));
+    *ret1 = (float)(r * sin(angle));
+}
+
+enum { INIT_CHUNK = 1 << 18 };
+
+typedef struct init_job {
+    store *s;
+    uint64_t seed;
+} init_job;
+
+static int64_t init_chunks(const model_param *p)
+{
+    return (p->elems + INIT_CHUNK - 1) / INIT_CHUNK;
+}
+
+static void init_chunk(void *arg, int64_t chunk)
+{
+    const init_job *job = arg;
+    const model_param *p = job->s->m->params;
+    for (; chunk >= init_chunks(p); p++)
+        chunk -= init_chunks(p);
+    uint64_t stream = XXH3_64bits(p->name, strlen(p->name));
+    int64_t first = chunk * INIT_CHUNK;
+    int64_t end = first + INIT_CHUNK < p->elems ? first + INIT_CHUNK : p->elems;
+    uint16_t *plane_hi = job->s->units[p->unit].hi + p->offset;
+    int16_t *plane_lo = job->s->units[p->unit].lo + p->offset;
+    for (int64_t i = first; i < end; i += 4) {
+        float x[4] = { 0 };
+        if (p->init == MT_INIT_ONES) {
+            x[0] = x[1] = x[2] = x[3] = 1.0f;
+        } else if (p->init == MT_INIT_NORMAL) {
+            uint32_t r[4];
+            philox(job->seed, (uint64_t)i / 4, stream, r);
+            normals(r[0], r[1], &x[0], &x[1]);
+            normals(r[2], r[3], &x[2], &x[3]);
+            for (int k = 0; k < 4; k++)
+                x[k] *= p->init_std;
+        }
+        for (int64_t k = i; k < end && k < i + 4; k++)
+            mt_split_f32(x[k - i], &plane_hi[k], &plane_lo[k]);
+    }
+}
+
+void store_init_random(store *s, uint64_t seed)
+{
+    init_job job = { .s = s, .seed = seed };
+    int64_t chunks = 0;
+    for (int32_t i = 0; i < s->m->n_params; i++)
+        chunks += init_chunks(&s->m->params[i]);
+    chunked_for(chunks, init_chunk, &job);
+    s->version++;
+}
