@@ -43,6 +43,7 @@ typedef struct tpl {
     bool makes_loss;             /* output 0 is the loss, [T, 1] in the statistics dtype */
     double gemm_flops_per_token; /* forward */
     double recompute_gemm_flops[TPL_POLICIES]; /* per token, that backward adds under each policy */
+    double recompute_attn_flops[TPL_POLICIES]; /* per pair, likewise */
     double attn_flops_per_pair;                /* forward, summed over attention operations */
     int64_t attn_window;                       /* the widest; 0: unlimited */
     int64_t kv_cols[2];      /* columns of k and v that generation keeps a token; 0: no attention */
@@ -96,7 +97,9 @@ void tpl_plan_destroy(tpl_plan *p); /* accepts NULL */
 /* ---- running ----------------------------------------------------------------------------------
  */
 
-/* Bind: bases of the regions; everything else is pointer arithmetic. All device pointers. */
+/* Bind: bases of the regions; everything else is pointer arithmetic. All device pointers. `in`,
+ * `out` and `saved` must still hold in backward what forward left there. An evaluation or
+ * generation pass reads neither `grads` nor `saved`. */
 typedef struct tpl_binding {
     void *weights;   /* weight_bytes */
     void *grads;     /* grad_bytes; train passes only */

@@ -304,9 +304,14 @@ enum {
     /* in[0] is a table whose rows are picked by the batch: only the rows in use are on the device,
      * mt_batch::rows indexes them. */
     MT_OP_GATHERS_ROWS = 1u << 2,
-    /* d_in of every activation operand equals d_out: the core aliases instead of calling backward.
-     */
-    MT_OP_PASS_THROUGH = 1u << 3
+    /* d_in of every activation operand equals d_out: the core aliases where it can, and calls
+     * backward where it cannot. */
+    MT_OP_PASS_THROUGH = 1u << 3,
+    /* Several of these that share in[0] may run as one: parameter operands stacked by rows (vectors
+     * end to end), outputs side by side. */
+    MT_OP_MERGES_SIBLINGS = 1u << 4,
+    /* in[1] and in[2] are keys and values that generation keeps (mt_op_call::kv). */
+    MT_OP_KEEPS_KV = 1u << 5
 };
 
 /* What an operation's shape rule answers. */

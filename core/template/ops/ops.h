@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Helpers that shape rules share, and the list of built-in operations: one file each.
+ */
+#ifndef MT_CORE_OPS_H
+#define MT_CORE_OPS_H
+
+#include "../template.h"
+
+extern const mt_op_def op_act, op_add, op_attention, op_embedding, op_glu, op_linear,
+    op_linear_cross_entropy, op_mul, op_rmsnorm, op_rope, op_scale;
+
+/* Writes the reason of a refusal and returns MT_ERR_INVALID. */
+mt_status op_refuse(char *error, size_t size, const char *fmt, ...) MT_PRINTF(3, 4);
+
+static inline bool op_same_rows(const mt_shape *a, const mt_shape *b)
+{
+    return a->rows.per_token == b->rows.per_token && a->rows.per_document == b->rows.per_document &&
+           a->rows.fixed == b->rows.fixed;
+}
+
+static inline bool op_present(const mt_shape *s)
+{
+    return s->cols > 0;
+}
+
+/* An activation in the compute dtype? */
+static inline bool op_is_activation(const mt_shape *s)
+{
+    return op_present(s) && !s->is_param && s->kind == MT_KIND_COMPUTE;
+}
+
+/* A vector parameter of n elements? */
+static inline bool op_is_vector(const mt_shape *s, int64_t n)
+{
+    return s->is_param && s->rows.fixed == 1 && s->cols == n;
+}
+
+/* The shape rule of an element-wise operation on one or two equal operands. */
+mt_status op_elementwise(const mt_shape *in, uint32_t operands, mt_op_shape *ret, char *error,
+                         size_t size);
+
+#endif

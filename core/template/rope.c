@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The rotary frequency rules: default, linear, llama3, yarn.
+ */
+#include "rope.h"
+
+#include "../base/status.h"
+
+#include <math.h>
+#include <stdio.h>
+
+/* Where the scaling's keys are: "rope_parameters", "rope_scaling", or nowhere. */
+typedef struct source {
+    const mt_config *c;
+    const char *section;
+    char key[128];
+} source;
+
+static const char *key(source *s, const char *name)
+{
+    snprintf(s->key, sizeof s->key, "%s.%s", s->section, name);
+    return s->key;
+}
+
+static mt_status number(source *s, const char *name, double *ret)
+{
+    mt_status status = s->c->get_float(s->c, key(s, name), ret);
+    if (status == MT_ERR_NOT_FOUND)
+        return s->c->reject(s->c, s->section, "this rope type needs '%s'", name);
+    return status;
+}
+
+static mt_status scale_linear(source *s, mt_rope_attr *a)
+{
+    double factor;
+    mt_status status = number(s, "factor", &factor);
+    if (status != MT_OK)
+        return status;
+    if (!(factor >= 1))
+        return s->c->reject(s->c, key(s, "factor"), "must be at least 1, found %g", factor);
+    for (int i = 0; i < a->rotary_dim / 2; i++)
+        a->inv_freq[i] /= (float)factor;
+    return MT_OK;
+}
+
+static mt_status scale_llama3(source *s, mt_rope_attr *a)
+{
+    double factor, low, high, original;
+    mt_status status;
+    if ((status = number(s, "factor", &factor)) != MT_OK ||
+        (status = number(s, "low_freq_factor", &low)) != MT_OK ||
+        (status = number(s, "high_freq_factor", &high)) != MT_OK ||
+        (status = number(s, "original_max_position_embeddings", &original)) != MT_OK)
+        return status;
+    if (!(factor >= 1) || !(low > 0) || !(high > low) || !(original >= 1))
+        return s->c->reject(s->c, s->section,
+                            "expected factor >= 1, 0 < low_freq_factor < high_freq_factor and "
+                            "original_max_position_embeddings >= 1; found %g, %g, %g, %g",
+                            factor, low, high, original);
+    float longest = (float)(original / low), shortest = (float)(original / high);
+    for (int i = 0; i < a->rotary_dim / 2; i++) {
+        float f = a->inv_freq[i], wavelength = (float)(2 * M_PI) / f;
+        if (wavelength < shortest)
+            continue;
+        if (wavelength > longest) {
+            a->inv_freq[i] = f / (float)factor;
+        } else {
+            float t = ((float)original / wavelength - (float)low) / (float)(high - low);
+            a->inv_freq[i] = (1.0f - t) * f / (float)factor + t * f;
+        }
+    }
+    return MT_OK;
+}
+
+static double yarn_gain(double scale, double mscale)
+{
+    return scale <= 1 ? 1 : 0.1 * mscale * log(scale) + 1;
+}
+
+static mt_status scale_yarn(source *s, double theta, mt_rope_attr *a)
+{
+    const mt_config *c = s->c;
+    double factor = 0, original = 0, fast, slow, gain, mscale, mscale_all, positions;
+    bool truncate;
+    mt_status status;
+    if ((status = mt_config_float(c, "max_position_embeddings", 2048, &positions)) != MT_OK ||
+        (status = mt_config_float(c, key(s, "original_max_position_embeddings"), positions,
+                                  &original)) != MT_OK ||
+        (status = mt_config_float(c, key(s, "factor"), positions / original, &factor)) != MT_OK ||
+        (status = mt_config_float(c, key(s, "beta_fast"), 32, &fast)) != MT_OK ||
+        (status = mt_config_float(c, key(s, "beta_slow"), 1, &slow)) != MT_OK ||
+        (status = mt_config_float(c, key(s, "mscale"), 0, &mscale)) != MT_OK ||
+        (status = mt_config_float(c, key(s, "mscale_all_dim"), 0, &mscale_all)) != MT_OK ||
+        (status = mt_config_bool(c, key(s, "truncate"), true, &truncate)) != MT_OK)
+        return status;
+    if (!(factor >= 1) || !(original >= 1) || !(fast > slow) || !(slow > 0))
+        return c->reject(c, s->section,
+                         "expected factor >= 1 and beta_fast > beta_slow > 0; found %g, %g, %g",
+                         factor, fast, slow);
+    double derived = mscale != 0 && mscale_all != 0
+                         ? yarn_gain(factor, mscale) / yarn_gain(factor, mscale_all)
+                         : yarn_gain(factor, 1);
+    if ((status = mt_config_float(c, key(s, "attention_factor"), derived, &gain)) != MT_OK)
+        return status;
+    a->attention_factor = (float)gain;
+
+    int d = a->rotary_dim;
+    double low = d * log(original / (fast * 2 * M_PI)) / (2 * log(theta));
+    double high = d * log(original / (slow * 2 * M_PI)) / (2 * log(theta));
+    if (truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = fmax(low, 0);
+    high = fmin(high, d - 1);
+    if (low == high)
+        high += 0.001;
+    for (int i = 0; i < d / 2; i++) {
+        float ramp = (float)fmin(fmax((i - low) / (high - low), 0), 1);
+        float f = a->inv_freq[i];
+        a->inv_freq[i] = f / (float)factor * ramp + f * (1.0f - ramp);
+    }
+    return MT_OK;
+}
+
+mt_status rope_from_config(const mt_config *c, double theta, int64_t head_dim, mt_rope_attr *ret)
+{
+    source s = { .c = c };
+    mt_rope_attr a = { .heads = 1, .head_dim = (int32_t)head_dim, .attention_factor = 1.0f };
+    mt_status status;
+    s.section = c->has(c, "rope_parameters") ? "rope_parameters"
+                : c->has(c, "rope_scaling")  ? "rope_scaling"
+                                             : NULL;
+
+    double share = 1;
+    if ((status = mt_config_float(c, "rope_theta", theta, &theta)) != MT_OK ||
+        (status = mt_config_float(c, "partial_rotary_factor", share, &share)) != MT_OK)
+        return status;
+    const char *type = "default";
+    if (s.section) {
+        if ((status = mt_config_float(c, key(&s, "rope_theta"), theta, &theta)) != MT_OK ||
+            (status = mt_config_float(c, key(&s, "partial_rotary_factor"), share, &share)) !=
+                MT_OK ||
+            (status = mt_config_string(c, key(&s, "type"), type, &type)) != MT_OK ||
+            (status = mt_config_string(c, key(&s, "rope_type"), type, &type)) != MT_OK)
+            return status;
+        if (c->has(c, key(&s, "full_attention")) || c->has(c, key(&s, "sliding_attention")))
+            return c->reject(c, s.section,
+                             "frequencies per layer type are not offered for this model type");
+    }
+    if (!(theta > 1))
+        return c->reject(c, "rope_theta", "must be above 1, found %g", theta);
+    if (!(share > 0 && share <= 1))
+        return c->reject(c, "partial_rotary_factor", "must be above 0 and at most 1, found %g",
+                         share);
+    a.rotary_dim = (int32_t)((double)head_dim * share);
+    if (a.rotary_dim < 2 || a.rotary_dim % 2 || a.rotary_dim / 2 > MT_ROPE_MAX_FREQ)
+        return c->reject(c, "head_dim", "%d rotary columns: expected an even number of at most %d",
+                         a.rotary_dim, 2 * MT_ROPE_MAX_FREQ);
+    for (int i = 0; i < a.rotary_dim / 2; i++)
+        a.inv_freq[i] = 1.0f / powf((float)theta, (float)(2 * i) / (float)a.rotary_dim);
+
+    if (strcmp(type, "default") == 0)
+        status = MT_OK;
+    else if (strcmp(type, "linear") == 0)
+        status = scale_linear(&s, &a);
+    else if (strcmp(type, "llama3") == 0)
+        status = scale_llama3(&s, &a);
+    else if (strcmp(type, "yarn") == 0)
+        status = scale_yarn(&s, theta, &a);
+    else
+        status = c->reject(
+            c, key(&s, c->has(c, key(&s, "rope_type")) ? "rope_type" : "type"),
+            "rope type '%s' is not offered; expected default, linear, llama3 or yarn", type);
+    if (status == MT_OK)
+        *ret = a;
+    return status;
+}
