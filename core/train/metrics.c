@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Writing metrics.jsonl, and cutting it back to a checkpoint's step on resume.
+ */
+#include "metrics.h"
+
+#include "../base/status.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+struct metrics {
+    FILE *file;
+    char *path;
+};
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* What a line of an earlier run is about; false when it is not a whole object of ours. */
+static bool parse_line(const char *line, size_t n, int64_t *ret_step, bool *ret_is_eval)
+{
+    if (n == 0 || line[n - 1] != '\n')
+        return false; /* cut by a crash */
+    json_t *root = json_loadb(line, n, 0, NULL);
+    json_t *step = json_object_get(root, "step");
+    bool ok = json_is_integer(step);
+    if (ok) {
+        *ret_step = json_integer_value(step);
+        *ret_is_eval = json_object_get(root, "validation_loss") != NULL;
+    }
+    json_decref(root);
+    return ok;
+}
+
+/* Was the step of this line skipped? Those are logged whether due or not. */
+static bool is_skip(const char *line, size_t n)
+{
+    json_t *root = json_loadb(line, n, 0, NULL);
+    bool skip = json_is_false(json_object_get(root, "updated"));
+    json_decref(root);
+    return skip;
+}
+
+/* Where the lines end that this run would have written up to its checkpoint. */
+static int64_t find_cut(FILE *f, const metrics_resume *r, bool *ret_has_eval)
+{
+    char *line = NULL;
+    size_t room = 0;
+    int64_t keep = 0;
+    ssize_t n;
+    while ((n = getline(&line, &room, f)) > 0) {
+        int64_t step = 0;
+        bool is_eval = false;
+        if (!parse_line(line, (size_t)n, &step, &is_eval) || step > r->step)
+            break;
+        if (step == r->step && !(is_eval ? r->eval_is_due : r->step_is_due) &&
+            !is_skip(line, (size_t)n))
+            break;
+        *ret_has_eval = is_eval && step == r->step;
+        keep += n;
+    }
+    free(line);
+    return keep;
+}
+
+mt_status metrics_open(const char *path, const metrics_resume *resume, metrics **ret,
+                       bool *ret_has_eval)
+{
+    mt_status st = MT_OK;
+    bool has_eval = false;
+    metrics *m = calloc(1, sizeof *m);
+    if (!m)
+        return status_nomem("metrics", sizeof *m);
+    m->path = strdup(path);
+    int fd = m->path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
+    if (fd >= 0)
+        m->file = fdopen(fd, "r+");
+    if (!m->file) {
+        st = status_set(MT_ERR_IO,
+                        "%s: cannot open: %s; set output_dir to a folder that you can "
+                        "write to",
+                        path, strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        goto out;
+    }
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        st = status_set(MT_ERR_INVALID,
+                        "%s: another process is training in this run folder; stop it, or set "
+                        "output_dir to another folder",
+                        path);
+        goto out;
+    }
+    int64_t keep = resume ? find_cut(m->file, resume, &has_eval) : 0;
+    if (ftruncate(fd, keep) != 0 || fseeko(m->file, keep, SEEK_SET) != 0) {
+        st = status_set(MT_ERR_IO, "%s: cannot cut to %lld bytes: %s", path, (long long)keep,
+                        strerror(errno));
+        goto out;
+    }
+    *ret = m;
+    *ret_has_eval = has_eval;
+out:
+    if (st != MT_OK)
+        metrics_close(m);
+    return st;
+}
+
+mt_status metrics_close(metrics *m)
+{
+    mt_status st = MT_OK;
+    if (!m)
+        return st;
+    if (m->file && fclose(m->file) != 0)
+        st = status_set(MT_ERR_IO, "%s: cannot write: %s", m->path, strerror(errno));
+    free(m->path);
+    free(m);
+    return st;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+/* Members of the object that is being written. */
+static void put_int(metrics *m, const char *key, int64_t x)
+{
+    fprintf(m->file, ", \"%s\": %lld", key, (long long)x);
+}
+
+/* 17 digits restore a double exactly; the loss of two runs is compared bit for bit. */
+static void put_real(metrics *m, const char *key, double x)
+{
+    if (isfinite(x))
+        fprintf(m->file, ", \"%s\": %.17g", key, x);
+    else
+        fprintf(m->file, ", \"%s\": null", key);
+}
+
+static void put_time(metrics *m, const char *key, double seconds)
+{
+    fprintf(m->file, ", \"%s\": %.6f", key, isfinite(seconds) ? seconds : 0.0);
+}
+
+static mt_status end_line(metrics *m)
+{
+    fputs("}\n", m->file);
+    if (fflush(m->file) != 0 || ferror(m->file))
+        return status_set(MT_ERR_IO,
+                          "%s: cannot write: %s; free some space and start again with "
+                          "the same command to resume",
+                          m->path, strerror(errno));
+    return MT_OK;
+}
+
+mt_status metrics_write_step(metrics *m, const metrics_step *s)
+{
+    static const char *const wait[ENGINE_WAITS] = { "wait_weights_seconds",
+                                                    "wait_gradients_seconds",
+                                                    "wait_optimizer_seconds", "wait_data_seconds" };
+    double per_second = s->seconds > 0 ? 1.0 / s->seconds : 0;
+    fprintf(m->file, "{\"step\": %lld", (long long)s->step);
+    put_real(m, "loss", s->loss);
+    put_real(m, "grad_norm", s->grad_norm);
+    put_real(m, "lr", s->lr);
+    put_int(m, "tokens", s->tokens);
+    put_int(m, "targets", s->targets);
+    put_int(m, "total_tokens", s->total_tokens);
+    put_real(m, "epoch", s->epoch);
+    fprintf(m->file, ", \"updated\": %s", s->updated ? "true" : "false");
+    put_time(m, "tokens_per_second", (double)s->tokens * per_second);
+    put_real(m, "model_flops_per_second", s->model_flops * per_second);
+    put_time(m, "seconds", s->seconds);
+    for (int i = 0; i < ENGINE_WAITS; i++)
+        put_time(m, wait[i], s->wait[i]);
+    put_int(m, "device_bytes", s->bytes[PLAN_DEVICE]);
+    put_int(m, "host_bytes", s->bytes[PLAN_HOST]);
+    put_int(m, "rss", s->rss);
+    return end_line(m);
+}
+
+mt_status metrics_write_eval(metrics *m, const metrics_eval *e)
+{
+    fprintf(m->file, "{\"step\": %lld", (long long)e->step);
+    put_real(m, "validation_loss", e->loss);
+    put_real(m, "perplexity", exp(e->loss));
+    put_int(m, "validation_targets", e->targets);
+    put_time(m, "seconds", e->seconds);
+    return end_line(m);
+}
+
+int64_t metrics_rss(void)
+{
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (!f)
+        return 0;
+    long long size = 0, resident = 0;
+    int n = fscanf(f, "%lld %lld", &size, &resident);
+    fclose(f);
+    return n == 2 ? (int64_t)resident * sysconf(_SC_PAGESIZE) : 0;
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * metrics.jsonl: one JSON object a line, for every logged step and every evaluation.
+ */
+#ifndef MT_CORE_METRICS_H
+#define MT_CORE_METRICS_H
+
+#include "../engine/engine.h"
+
+typedef struct metrics metrics;
+
+/* One logged step. Unless stated, figures are of this step alone. */
+typedef struct metrics_step {
+    int64_t step;     /* 1 for the first */
+    double loss;      /* mean over the step's targets, nats */
+    double grad_norm; /* before clipping */
+    double lr;
+    int64_t tokens, targets;
+    int64_t total_tokens;      /* since the run began */
+    double epoch;              /* epochs done, with the fraction of the present one */
+    double seconds;            /* wall time since the step before ended */
+    double model_flops;        /* of the model, without recompute */
+    double wait[ENGINE_WAITS]; /* seconds that the compute queue stood still */
+    int64_t bytes[PLAN_TIERS]; /* allocated by the engine and the store */
+    int64_t rss;               /* bytes of the process that are resident */
+    bool updated;
+} metrics_step;
+
+typedef struct metrics_eval {
+    int64_t step; /* after how many steps */
+    double loss;  /* mean over all targets of the validation batches, nats */
+    int64_t targets;
+    double seconds;
+} metrics_eval;
+
+/* Says whether a line of `step` would be written by this run; used to cut the file on resume. */
+typedef struct metrics_resume {
+    int64_t step;     /* of the checkpoint; lines after it are cut off */
+    bool step_is_due; /* would this run have logged that step, and evaluated after it? */
+    bool eval_is_due;
+} metrics_resume;
+
+/* Opens PATH for appending and locks it: a second process in the same run folder is refused.
+ * A run that starts anew gives no `resume` and gets an empty file. A resumed one gets the lines up
+ * to its checkpoint, less those that only an end of the interrupted run has written there.
+ * ret_has_eval: the last line kept is the evaluation at resume->step. [main] */
+mt_status metrics_open(const char *path, const metrics_resume *resume, metrics **ret,
+                       bool *ret_has_eval);
+mt_status metrics_close(metrics *m); /* accepts NULL; reports a failed write */
+
+/* Write a line and flush it. Numbers that are not finite are written as null. [main] */
+mt_status metrics_write_step(metrics *m, const metrics_step *s);
+mt_status metrics_write_eval(metrics *m, const metrics_eval *e);
+
+/* Resident bytes of this process; 0 where the system does not say. [any] */
+int64_t metrics_rss(void);
+
+#endif
