@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The training loop: batches, learning rate, steps, metrics, evaluation, checkpoints, signals.
+ *
+ * Everything that a step writes or decides is a function of the state that a checkpoint holds and
+ * of the manifest, so that a resumed run goes on as if it had never stopped.
+ */
+#include "loop.h"
+
+#include "../base/log.h"
+#include "../base/status.h"
+#include "checkpoint.h"
+#include "files.h"
+#include "human.h"
+#include "metrics.h"
+#include "schedule.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- signals --------------------------------------------------------------------------------- */
+
+enum { EXIT_RESUMABLE = 75 };
+
+static volatile sig_atomic_t stop_requested;
+
+static void on_signal(int number)
+{
+    (void)number;
+    if (stop_requested)
+        _exit(EXIT_RESUMABLE);
+    stop_requested = 1;
+}
+
+void train_catch_signals(void)
+{
+    struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+bool train_stop_requested(void)
+{
+    return stop_requested != 0;
+}
+
+/* ---- the run --------------------------------------------------------------------------------- */
+
+typedef struct loop {
+    session *s;
+    run_manifest *run;
+    run_folder folder;
+    const mt_weights *format;
+    schedule schedule;
+    checkpoint_state state;
+    metrics *metrics;
+    int64_t saved_step; /* of the newest checkpoint; -1: none */
+    double loss, validation_loss;
+    double ended;     /* when the step before ended */
+    double step_time; /* moving average, seconds; 0 before the second step */
+} loop;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int64_t count_steps(const session *s, const run_manifest *run)
+{
+    if (run->max_steps > 0)
+        return run->max_steps;
+    double micro_tokens = (double)(run->micro_batch_size * run->max_seq_len);
+    double batches =
+        run->packing ? (double)s->epoch_tokens / micro_tokens : (double)s->epoch_documents;
+    double steps = ceil(run->num_train_epochs * batches / (double)run->gradient_accumulation_steps);
+    return steps < 1 ? 1 : (int64_t)steps;
+}
+
+static bool every(int64_t step, int64_t n)
+{
+    return n > 0 && step % n == 0;
+}
+
+static bool is_last(const loop *l, int64_t step)
+{
+    return step == l->schedule.total;
+}
+
+static bool log_is_due(const loop *l, int64_t step)
+{
+    return every(step, l->run->logging_steps) || step == 1 || is_last(l, step);
+}
+
+static bool eval_is_due(const loop *l, int64_t step)
+{
+    return l->run->eval_steps > 0 && (every(step, l->run->eval_steps) || is_last(l, step));
+}
+
+/* ---- evaluation ------------------------------------------------------------------------------ */
+
+mt_status train_evaluate(session *s, const run_manifest *run, double *ret_loss,
+                         int64_t *ret_targets, bool (*stop)(void))
+{
+    data_source *source = NULL;
+    double sum = 0;
+    int64_t targets = 0;
+    mt_status st = session_open_validation(s, run, &source);
+    for (int64_t i = 0; st == MT_OK && (run->eval_batches == 0 || i < run->eval_batches); i++) {
+        const step_batch *batch = NULL;
+        double loss_sum = 0;
+        if (stop && stop()) {
+            st = status_set(MT_ERR_STOPPED, "the evaluation was stopped by a signal");
+            break;
+        }
+        st = data_next(source, &batch);
+        if (st == MT_OK)
+            st = engine_eval(s->engine, batch, &loss_sum);
+        if (st == MT_OK) {
+            sum += loss_sum;
+            targets += batch->n_targets;
+        }
+    }
+    data_close(source);
+    if (st != MT_OK && st != MT_END)
+        return st;
+    if (targets == 0)
+        return status_set(MT_ERR_INVALID, "the validation split has no target tokens; give the "
+                                          "data section more text or another split");
+    *ret_loss = sum / (double)targets;
+    *ret_targets = targets;
+    return MT_OK;
+}
+
+static mt_status evaluate(loop *l)
+{
+    metrics_eval e = { .step = l->state.step };
+    double began = now();
+    mt_status st = train_evaluate(l->s, l->run, &e.loss, &e.targets, train_stop_requested);
+    if (st != MT_OK)
+        return st;
+    e.seconds = now() - began;
+    l->ended = now(); /* a step's time does not count the evaluation before it */
+    l->validation_loss = e.loss;
+    if (e.loss < l->state.best_validation_loss)
+        l->state.best_validation_loss = e.loss;
+    log_write(MT_LOG_INFO, "step %lld: validation loss %.4f, perplexity %.3f, %s targets in %s",
+              (long long)e.step, e.loss, exp(e.loss), human_count((double)e.targets).s,
+              human_seconds(e.seconds).s);
+    return metrics_write_eval(l->metrics, &e);
+}
+
+/* ---- checkpoints ----------------------------------------------------------------------------- */
+
+static mt_status write_config(void *arg, const char *folder)
+{
+    return model_source_write_config(arg, folder);
+}
+
+static mt_status save(loop *l)
+{
+    const checkpoint_options options = { .folder = l->folder.checkpoints,
+                                         .keep = l->run->save_total_limit,
+                                         .weights_only = l->run->weights_only,
+                                         .weights_dtype = MT_F32,
+                                         .model_type = l->s->source.model_type };
+    double began = now();
+    mt_status st = engine_drain(l->s->engine);
+    if (st == MT_OK)
+        st = checkpoint_save(l->s->store, &l->state, &options, l->format, write_config,
+                             &l->s->source);
+    if (st != MT_OK)
+        return status_prefix(st, "step %lld cannot be saved", (long long)l->state.step);
+    l->saved_step = l->state.step;
+    st = checkpoint_latest(l->folder.checkpoints, l->folder.resume, sizeof l->folder.resume);
+    if (st != MT_OK)
+        return st;
+    log_write(MT_LOG_INFO, "step %lld: saved %s in %s", (long long)l->state.step, l->folder.resume,
+              human_seconds(now() - began).s);
+    l->ended = now();
+    return MT_OK;
+}
+
+/* Weights, states and position of a new or of a resumed run. */
+static mt_status begin(loop *l)
+{
+    const run_manifest *run = l->run;
+    bool has_eval = false;
+    mt_status st = MT_OK;
+    if (l->folder.resume[0]) {
+        st = checkpoint_load(l->s->store, l->folder.resume, l->format, &l->state);
+        if (st != MT_OK)
+            return status_prefix(st, "cannot resume");
+        if (l->state.seed != (uint64_t)run->seed) {
+            const mt_config *c = config_section(run->config, "");
+            return c->reject(c, "seed",
+                             "%lld is not the seed of %s, %llu, so the data would come in another "
+                             "order; set seed: %llu, or start anew in another output_dir",
+                             (long long)run->seed, l->folder.resume,
+                             (unsigned long long)l->state.seed, (unsigned long long)l->state.seed);
+        }
+        st = data_seek(l->s->train, l->state.data);
+        if (st != MT_OK)
+            return status_prefix(st, "cannot resume from %s", l->folder.resume);
+        l->saved_step = l->state.step;
+        log_write(MT_LOG_INFO, "resuming from %s: step %lld of %lld done", l->folder.resume,
+                  (long long)l->state.step, (long long)l->schedule.total);
+    } else {
+        l->state =
+            (checkpoint_state){ .seed = (uint64_t)run->seed, .best_validation_loss = INFINITY };
+        if (run->from_scratch) {
+            session_load_weights(l->s, "", (uint64_t)run->seed);
+            log_write(MT_LOG_INFO, "new run: random weights, seed %lld", (long long)run->seed);
+        } else {
+            if (!l->s->source.weights) {
+                const mt_config *c = config_section(run->config, "");
+                return c->reject(c, "init",
+                                 "%s has no weights to start from; set init: random, or name a "
+                                 "model folder that has them",
+                                 run->model);
+            }
+            st = session_load_weights(l->s, l->s->source.weights, 0);
+            if (st != MT_OK)
+                return st;
+            log_write(MT_LOG_INFO, "new run: weights of %s", l->s->source.weights);
+        }
+    }
+
+    const metrics_resume resume = { .step = l->state.step,
+                                    .step_is_due = log_is_due(l, l->state.step),
+                                    .eval_is_due = eval_is_due(l, l->state.step) };
+    st = metrics_open(l->folder.metrics, l->folder.resume[0] ? &resume : NULL, &l->metrics,
+                      &has_eval);
+    if (st == MT_OK)
+        st = run_folder_write_manifest(run);
+    l->ended = now();
+    /* A signal may have come between the step and its evaluation. */
+    if (st == MT_OK && l->state.step > 0 && resume.eval_is_due && !has_eval)
+        st = evaluate(l);
+    return st;
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+static void show_progress(loop *l, const metrics_step *m)
+{
+    /* The first step warms caches up and says little about the others. */
+    if (l->step_time <= 0)
+        l->step_time = m->seconds;
+    else
+        l->step_time += 0.1 * (m->seconds - l->step_time);
+    double left = l->step_time * (double)(l->schedule.total - m->step);
+    char line[256];
+    snprintf(line, sizeof line,
+             "step %lld/%lld  loss %.4f  lr %.2e  norm %.2f  %s tok/s  ETA %s  RSS %s",
+             (long long)m->step, (long long)l->schedule.total, m->loss, m->lr, m->grad_norm,
+             human_count((double)m->tokens / m->seconds).s, human_seconds(left).s,
+             human_bytes(m->rss).s);
+    if (log_has_terminal())
+        log_live(line);
+    else if (log_is_due(l, m->step))
+        log_write(MT_LOG_INFO, "%s", line);
+}
+
+/* A step whose numbers were bad: nothing was changed; go on or give up? */
+static mt_status handle_bad_numbers(loop *l, const metrics_step *m)
+{
+    l->state.skipped_in_a_row++;
+    log_write(MT_LOG_WARNING,
+              "step %lld: loss %g, gradient norm %g: not finite; the step changed nothing",
+              (long long)m->step, m->loss, m->grad_norm);
+    if (l->run->on_bad_numbers == RUN_STOP)
+        return status_set(MT_ERR_NUMERIC,
+                          "step %lld: loss %g, gradient norm %g are not finite and "
+                          "on_bad_numbers is 'stop'; lower learning_rate or look at the data, then "
+                          "resume from the last checkpoint",
+                          (long long)m->step, m->loss, m->grad_norm);
+    if (l->state.skipped_in_a_row > l->run->max_skipped)
+        return status_set(MT_ERR_NUMERIC,
+                          "step %lld: not finite %lld times in a row (max_skipped is %lld); lower "
+                          "learning_rate or look at the data, then resume from the last checkpoint",
+                          (long long)m->step, (long long)l->state.skipped_in_a_row,
+                          (long long)l->run->max_skipped);
+    return MT_OK;
+}
+
+static mt_status do_step(loop *l)
+{
+    const step_batch *batch = NULL;
+    double began = now();
+    mt_status st = data_next(l->s->train, &batch);
+    double waited = now() - began;
+    if (st != MT_OK)
+        return st == MT_END ? status_set(MT_ERR_INTERNAL, "the training stream ended") : st;
+
+    const engine_step_params params = { .step = l->state.optimizer_step + 1,
+                                        .lr = schedule_lr(&l->schedule, l->state.step),
+                                        .max_grad_norm = l->run->max_grad_norm };
+    engine_result r = { 0 };
+    st = engine_step(l->s->engine, batch, &params, &r);
+    if (st != MT_OK)
+        return status_prefix(st, "step %lld", (long long)l->state.step + 1);
+
+    int64_t documents = 0;
+    for (int64_t i = 0; i < batch->n; i++)
+        documents += batch->micro[i].documents;
+    l->state.step++;
+    l->state.optimizer_step += r.updated;
+    l->state.tokens += batch->tokens;
+    l->state.targets += batch->n_targets;
+    l->state.data = data_tell(l->s->train);
+    l->loss = r.loss_sum / (double)r.n_targets;
+
+    double context = (double)batch->tokens / (double)documents;
+    metrics_step m = { .step = l->state.step,
+                       .loss = l->loss,
+                       .grad_norm = r.grad_norm,
+                       .lr = params.lr,
+                       .tokens = batch->tokens,
+                       .targets = batch->n_targets,
+                       .total_tokens = l->state.tokens,
+                       .epoch = (double)l->state.targets / (double)l->s->epoch_tokens,
+                       .model_flops = model_train_flops_per_token(l->s->model, context) *
+                                      (double)batch->tokens,
+                       .rss = metrics_rss(),
+                       .updated = r.updated };
+    memcpy(m.wait, r.wait_seconds, sizeof m.wait);
+    m.wait[ENGINE_WAIT_DATA] += waited;
+    engine_bytes(l->s->engine, m.bytes);
+    double ended = now();
+    m.seconds = ended - l->ended;
+    l->ended = ended;
+
+    show_progress(l, &m);
+    if (log_is_due(l, m.step) || !m.updated)
+        st = metrics_write_step(l->metrics, &m);
+    if (st == MT_OK && !m.updated)
+        return handle_bad_numbers(l, &m);
+    l->state.skipped_in_a_row = 0;
+    return st;
+}
+
+static mt_status stop_if_asked(void)
+{
+    return stop_requested ? status_set(MT_ERR_STOPPED, "stopped by a signal") : MT_OK;
+}
+
+static mt_status steps(loop *l)
+{
+    mt_status st = stop_if_asked();
+    while (st == MT_OK && l->state.step < l->schedule.total) {
+        st = do_step(l);
+        if (st == MT_OK)
+            st = stop_if_asked();
+        if (st == MT_OK && eval_is_due(l, l->state.step))
+            st = evaluate(l);
+        if (st == MT_OK && every(l->state.step, l->run->save_steps))
+            st = save(l);
+    }
+    return st;
+}
+
+mt_status train_run(session *s, run_manifest *run, const session_engine_options *options,
+                    train_outcome *ret)
+{
+    loop l = { .s = s, .run = run, .saved_step = -1, .loss = NAN, .validation_loss = NAN };
+    if (run->eval_steps > 0 && s->validation_documents == 0) {
+        const mt_config *c = config_section(run->config, "train");
+        return c->reject(c, "eval_steps",
+                         "there is no validation data to evaluate on; give the data section some, "
+                         "or set eval_steps: 0");
+    }
+    l.schedule = schedule_of_run(run, count_steps(s, run));
+
+    mt_status st = run_folder_open(run, &l.folder);
+    if (st == MT_OK)
+        st = session_format(&l.format);
+    if (st == MT_OK)
+        st = session_start(s, options);
+    if (st == MT_OK)
+        st = begin(&l);
+    if (st == MT_OK)
+        st = steps(&l);
+    /* Also when nothing is left to do: the last updates must have landed. */
+    if ((st == MT_OK || st == MT_ERR_STOPPED) && l.state.step > 0 && l.saved_step != l.state.step) {
+        mt_status saved = save(&l);
+        st = saved == MT_OK ? st : saved;
+    }
+    log_live(NULL);
+    mt_status closed = metrics_close(l.metrics);
+    if (st == MT_OK)
+        st = closed;
+
+    ret->step = l.state.step;
+    ret->steps = l.schedule.total;
+    ret->loss = l.loss;
+    ret->validation_loss = l.validation_loss;
+    snprintf(ret->checkpoint, sizeof ret->checkpoint, "%s",
+             l.saved_step >= 0 ? l.folder.resume : "");
+    return st;
+}

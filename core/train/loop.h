@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The training run: from a session with a plan to a finished, or stopped and resumable, run folder.
+ */
+#ifndef MT_CORE_LOOP_H
+#define MT_CORE_LOOP_H
+
+#include "run_folder.h"
+#include "session.h"
+
+typedef struct train_outcome {
+    int64_t step, steps;              /* done, of */
+    double loss;                      /* of the last step; NaN when none was done */
+    double validation_loss;           /* NaN when there was no evaluation */
+    char checkpoint[RUN_FOLDER_PATH]; /* the newest; "" when there is none */
+} train_outcome;
+
+/* Trains as `run` says, in a session that has device, model, optimizer, data and plan but no store
+ * or engine yet. Ends with MT_OK, or with MT_ERR_STOPPED when a signal was caught and what was done
+ * has been saved; `ret` is filled in both cases. [main] */
+mt_status train_run(session *s, run_manifest *run, const session_engine_options *options,
+                    train_outcome *ret);
+
+/* Mean loss over the validation split (at most run->eval_batches steps' worth of it when that is
+ * not 0) with the present weights. Stops early when `stop` is not NULL and becomes true:
+ * MT_ERR_STOPPED. [main] */
+mt_status train_evaluate(session *s, const run_manifest *run, double *ret_loss,
+                         int64_t *ret_targets, bool (*stop)(void));
+
+/* Catches SIGINT and SIGTERM: the first asks the run to stop after its step, a second ends the
+ * process at once with status 75. [main] */
+void train_catch_signals(void);
+bool train_stop_requested(void);
+
+#endif

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A run folder: the effective manifest, metrics and checkpoints of one run.
+ */
+#ifndef MT_CORE_RUN_FOLDER_H
+#define MT_CORE_RUN_FOLDER_H
+
+#include "../manifest/run.h"
+
+/* What stands in a run folder. */
+#define RUN_FOLDER_MANIFEST    "run.yaml"      /* the effective manifest */
+#define RUN_FOLDER_METRICS     "metrics.jsonl" /* see metrics.h */
+#define RUN_FOLDER_CHECKPOINTS "checkpoints"   /* step-NNNNNN, see checkpoint.h */
+
+enum { RUN_FOLDER_PATH = 4096 };
+
+typedef struct run_folder {
+    char metrics[RUN_FOLDER_PATH], checkpoints[RUN_FOLDER_PATH];
+    char resume[RUN_FOLDER_PATH]; /* the checkpoint to resume from; "" for a new run */
+} run_folder;
+
+/* Makes the folder and decides, by resume_from_checkpoint, what the run starts from. A folder that
+ * holds checkpoints is refused when the run is to start anew. [main] */
+mt_status run_folder_open(run_manifest *run, run_folder *ret);
+
+/* Writes the effective manifest. */
+mt_status run_folder_write_manifest(const run_manifest *run);
+
+/* The newest checkpoint of the run folder at `path`, or `path` itself when it is a checkpoint or
+ * any other folder or file. [main] */
+mt_status run_folder_find_model(const char *path, char ret[RUN_FOLDER_PATH]);
+
+/* Is there a run folder at `path`? */
+bool run_folder_is(const char *path);
+
+#endif

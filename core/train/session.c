@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opening and closing what a command works with.
+ */
+#include "session.h"
+
+#include "../../plugins/host/registry.h"
+#include "../base/log.h"
+#include "../base/status.h"
+#include "checkpoint.h"
+
+#include <stdlib.h>
+
+/* ---- device ---------------------------------------------------------------------------------- */
+
+static mt_status find_backend(const char *kind, const mt_backend **ret)
+{
+    const void *table = NULL;
+    mt_status st = registry_find(PLUGIN_BACKEND, kind, MT_BACKEND_INTERFACE, &table, NULL);
+    if (st == MT_OK)
+        st = ((const mt_backend *)table)->probe();
+    if (st == MT_OK)
+        *ret = table;
+    return st;
+}
+
+static mt_status choose_compute(session *s, const char *precision)
+{
+    if (strcmp(precision, "auto") == 0)
+        s->compute = s->info.default_compute;
+    else if (strcmp(precision, "fp32") == 0)
+        s->compute = MT_F32;
+    else if (strcmp(precision, "bf16") == 0)
+        s->compute = MT_BF16;
+    else
+        return status_set(MT_ERR_INVALID,
+                          "precision is '%s', but it must be 'auto', 'fp32' or 'bf16'", precision);
+    if (!(s->info.compute_dtypes & 1u << s->compute))
+        return status_set(MT_ERR_UNSUPPORTED, "%s cannot compute in %s; choose another precision",
+                          s->info.name, mt_dtype_name(s->compute));
+    return MT_OK;
+}
+
+mt_status session_open_device(session *s, const char *kind, const char *precision, int64_t threads)
+{
+    mt_status st = MT_ERR_NOT_FOUND;
+    if (strcmp(kind, "auto") != 0) {
+        st = find_backend(kind, &s->backend);
+        if (st != MT_OK)
+            return status_prefix(st, "device '%s'", kind);
+    } else if (find_backend("cuda", &s->backend) != MT_OK) {
+        log_write(MT_LOG_INFO, "device: cpu (no cuda: %s)", status_text());
+        st = find_backend("cpu", &s->backend);
+        if (st != MT_OK)
+            return status_prefix(st, "device 'cpu'");
+    }
+    st = s->backend->open(0, (int32_t)threads, &s->device);
+    if (st != MT_OK)
+        return status_prefix(st, "device '%s'", s->backend->kind);
+    s->info.struct_size = sizeof s->info;
+    s->backend->info(s->device, &s->info);
+    return choose_compute(s, precision);
+}
+
+/* ---- model and optimizer --------------------------------------------------------------------- */
+
+mt_status session_open_model(session *s, const char *path)
+{
+    mt_status st = model_source_open(path, &s->source);
+    if (st != MT_OK)
+        return st;
+    const void *table = NULL;
+    st = registry_find(PLUGIN_ARCH, s->source.model_type, MT_ARCH_INTERFACE, &table, NULL);
+    if (st != MT_OK)
+        return status_prefix(st, "%s: model_type '%s'", s->source.label, s->source.model_type);
+    s->arch = table;
+    return model_create(s->arch, s->source.hyper, &s->model);
+}
+
+mt_status session_open_optim(session *s, const run_manifest *run)
+{
+    const void *table = NULL;
+    mt_status st = registry_find(PLUGIN_OPTIM, run->optimizer, MT_OPTIM_INTERFACE, &table, NULL);
+    if (st != MT_OK)
+        return status_prefix(st, "%s: optimizer '%s'", run->path, run->optimizer);
+    s->optim = table;
+    st = s->optim->create(config_section(run->config, "optimizer"), &s->optim_state);
+    if (st != MT_OK)
+        return st;
+    s->n_states = s->optim->state_specs(s->optim_state, s->states);
+    return MT_OK;
+}
+
+/* ---- data ------------------------------------------------------------------------------------ */
+
+static mt_status open_stream(const session *s, const run_manifest *run, mt_split split, void **ret)
+{
+    return s->data->open(config_section(run->config, "data"), split, run->max_seq_len,
+                         (uint64_t)run->seed, 0, 1, ret);
+}
+
+/* Takes the stream over, also when it fails. */
+static mt_status open_source(const session *s, const run_manifest *run, void *stream,
+                             data_source **ret)
+{
+    const data_options options = { .micro_tokens = run->micro_batch_size * run->max_seq_len,
+                                   .micro_batches = run->gradient_accumulation_steps,
+                                   .packing = run->packing,
+                                   .prefetch = true };
+    return data_open(s->data, stream, &options, ret);
+}
+
+static mt_status check_stream(const session *s, const run_manifest *run, const void *stream)
+{
+    int64_t vocab = s->data->vocab_size(stream);
+    if (vocab > s->model->vocab) {
+        const mt_config *c = config_section(run->config, "");
+        return c->reject(
+            c, "model",
+            "the model has a vocabulary of %lld tokens, but the data needs %lld; use a "
+            "model with vocab_size: %lld or another loader",
+            (long long)s->model->vocab, (long long)vocab, (long long)vocab);
+    }
+    return MT_OK;
+}
+
+mt_status session_open_data(session *s, const run_manifest *run)
+{
+    if (s->model->max_positions > 0 && run->max_seq_len > s->model->max_positions) {
+        const mt_config *c = config_section(run->config, "data");
+        return c->reject(c, "max_seq_len",
+                         "%lld tokens are more than the model's max_position_embeddings, %lld; "
+                         "lower max_seq_len, or raise the other in the model",
+                         (long long)run->max_seq_len, (long long)s->model->max_positions);
+    }
+
+    const void *table = NULL;
+    mt_status st = registry_find(PLUGIN_LOADER, run->loader, MT_DATA_INTERFACE, &table, NULL);
+    if (st != MT_OK)
+        return status_prefix(st, "%s: loader '%s'", run->path, run->loader);
+    s->data = table;
+
+    /* Opened even when no evaluation is due, so that its keys are read and its files are found
+     * missing now rather than after a night of training. */
+    void *stream = NULL;
+    st = open_stream(s, run, MT_SPLIT_VALIDATION, &stream);
+    if (st != MT_OK)
+        return st;
+    int64_t tokens = 0;
+    s->data->size(stream, &s->validation_documents, &tokens);
+    st = check_stream(s, run, stream);
+    s->data->close(stream);
+    if (st != MT_OK)
+        return st;
+
+    st = open_stream(s, run, MT_SPLIT_TRAIN, &stream);
+    if (st != MT_OK)
+        return st;
+    s->data->size(stream, &s->epoch_documents, &s->epoch_tokens);
+    st = check_stream(s, run, stream);
+    if (st != MT_OK) {
+        s->data->close(stream);
+        return st;
+    }
+    return open_source(s, run, stream, &s->train);
+}
+
+mt_status session_open_validation(const session *s, const run_manifest *run, data_source **ret)
+{
+    void *stream = NULL;
+    mt_status st = open_stream(s, run, MT_SPLIT_VALIDATION, &stream);
+    return st == MT_OK ? open_source(s, run, stream, ret) : st;
+}
+
+/* ---- plan, store, engine --------------------------------------------------------------------- */
+
+static mt_status make_plan(session *s, const plan_request *request)
+{
+    plan_profile profile = { 0 };
+    mt_status st = plan_measure(s->backend, s->device, s->compute, &profile);
+    if (st != MT_OK)
+        return st;
+    return plan_create(s->model, request, &profile, s->backend, s->device, &s->plan);
+}
+
+mt_status session_make_plan(session *s, const run_manifest *run, bool training)
+{
+    plan_request request = { .compute = s->compute,
+                             .micro_tokens = run->micro_batch_size * run->max_seq_len,
+                             .micro_batches = run->gradient_accumulation_steps,
+                             .micro_documents = data_max_documents(s->train),
+                             .max_seq_len = run->max_seq_len,
+                             .groups = run->groups,
+                             .policy = run->activations,
+                             .weight_buffers = run->weight_buffers,
+                             .device_limit = run->memory_device,
+                             .host_limit = run->memory_host,
+                             .max_grad_norm = training ? run->max_grad_norm : 0,
+                             .training = training,
+                             .n_states = training ? s->n_states : 0 };
+    memcpy(request.states, s->states, sizeof request.states);
+    s->optim_threads = run->optimizer_threads;
+    return make_plan(s, &request);
+}
+
+mt_status session_make_generation_plan(session *s, int64_t prompt, int64_t context)
+{
+    const plan_request request = { .compute = s->compute,
+                                   .micro_tokens = prompt,
+                                   .micro_batches = 1,
+                                   .micro_documents = 1,
+                                   .max_seq_len = prompt,
+                                   .groups = 1,
+                                   .policy = PLAN_AUTO,
+                                   .weight_buffers = PLAN_AUTO,
+                                   .device_limit = PLAN_AUTO,
+                                   .host_limit = PLAN_AUTO,
+                                   .training = false,
+                                   .context = context };
+    return make_plan(s, &request);
+}
+
+mt_status session_open_run(session *s, run_manifest *run, bool training)
+{
+    mt_status st = session_open_device(s, run->device, run->precision, run->threads);
+    if (st == MT_OK)
+        st = session_open_model(s, run->model);
+    /* Opened for evaluation as well: it is the optimizer that knows its keys. */
+    if (st == MT_OK)
+        st = session_open_optim(s, run);
+    if (st == MT_OK)
+        st = session_open_data(s, run);
+    if (st == MT_OK)
+        st = run_check_plugin_keys(run);
+    if (st == MT_OK)
+        st = session_make_plan(s, run, training);
+    return st;
+}
+
+mt_status session_start(session *s, const session_engine_options *options)
+{
+    const plan_request *r = &s->plan->request;
+    bool grad_plane = r->training && r->max_grad_norm > 0;
+    mt_status st = store_create(s->model, r->states, r->n_states, grad_plane, s->backend, s->device,
+                                &s->store);
+    if (st != MT_OK)
+        return st;
+    const engine_config setup = { .plan = s->plan,
+                                   .store = s->store,
+                                   .backend = s->backend,
+                                   .device = s->device,
+                                   .optim = r->training ? s->optim : NULL,
+                                   .optim_state = s->optim_state,
+                                   .optim_threads = s->optim_threads,
+                                   .serial = options->serial,
+                                   .chaos = options->chaos,
+                                   .trace_path = options->trace };
+    return engine_create(&setup, &s->engine);
+}
+
+mt_status session_format(const mt_weights **ret)
+{
+    const void *table = NULL;
+    mt_status st = registry_find(PLUGIN_LOADER, SESSION_FORMAT, MT_WEIGHTS_INTERFACE, &table, NULL);
+    if (st != MT_OK)
+        return status_prefix(st, "weights format '%s'", SESSION_FORMAT);
+    *ret = table;
+    return MT_OK;
+}
+
+mt_status session_load_weights(session *s, const char *path, uint64_t seed)
+{
+    if (path[0] == '\0') {
+        store_init_random(s->store, seed);
+        return MT_OK;
+    }
+    const mt_weights *format = NULL;
+    mt_status st = session_format(&format);
+    return st == MT_OK ? weights_load(s->store, path, format) : st;
+}
+
+void session_close(session *s)
+{
+    engine_destroy(s->engine);
+    store_destroy(s->store);
+    plan_destroy(s->plan);
+    data_close(s->train);
+    if (s->optim)
+        s->optim->destroy(s->optim_state);
+    model_destroy(s->model);
+    model_source_close(&s->source);
+    if (s->backend)
+        s->backend->close(s->device);
+    *s = (session){ 0 };
+}

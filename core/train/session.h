@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A session holds what a command works with: device, model, optimizer, data, plan, store, engine,
+ * each opened when it is needed and closed in reverse. Every sub-command opens only what it uses.
+ */
+#ifndef MT_CORE_SESSION_H
+#define MT_CORE_SESSION_H
+
+#include "../engine/engine.h"
+#include "../manifest/run.h"
+#include "data.h"
+
+/* The format of weights and checkpoints. */
+#define SESSION_FORMAT "safetensors"
+
+typedef struct session {
+    /* session_open_device */
+    const mt_backend *backend;
+    void *device;
+    mt_device_info info;
+    mt_dtype compute;
+    /* session_open_model */
+    model_source source;
+    const mt_arch *arch;
+    model *model;
+    /* session_open_optim */
+    const mt_optim *optim;
+    void *optim_state;
+    uint32_t n_states;
+    mt_state_spec states[MT_OPTIM_MAX_STATES];
+    /* session_open_data */
+    const mt_data *data;
+    data_source *train;
+    int64_t epoch_documents, epoch_tokens; /* training: in one epoch; tokens are target tokens */
+    int64_t validation_documents;          /* 0: the data has no validation split */
+    /* session_make_plan, session_start */
+    plan *plan;
+    store *store;
+    engine *engine;
+    int32_t optim_threads;
+} session;
+
+/* How a run is executed rather than what it computes. */
+typedef struct session_engine_options {
+    bool serial;
+    uint64_t chaos; /* 0: off */
+    const char *trace;
+} session_engine_options;
+
+/* A session starts as { 0 }; every function below needs a registry that is initialised. [main] */
+
+/* `kind` is a backend's name or "auto": CUDA where a plugin for it exists and finds a device, else
+ * the CPU (said in one line of the log). `precision` is "auto", "fp32" or "bf16". threads <= 0: all
+ * that this process may use. */
+mt_status session_open_device(session *s, const char *kind, const char *precision, int64_t threads);
+
+/* Reads the model at `path` and describes it by the architecture that claims its model_type. Needs
+ * no device. */
+mt_status session_open_model(session *s, const char *path);
+
+mt_status session_open_optim(session *s, const run_manifest *run);
+
+/* Opens the training stream and looks at the validation split; checks the data against the model.
+ * Needs the model. */
+mt_status session_open_data(session *s, const run_manifest *run);
+
+/* All of the above for a run, then its plan: what train, plan and eval begin with. Checks that
+ * every key of the manifest was known to someone. */
+mt_status session_open_run(session *s, run_manifest *run, bool training);
+
+/* A fresh source over the validation split; the caller closes it. */
+mt_status session_open_validation(const session *s, const run_manifest *run, data_source **ret);
+
+/* What a run asks of the plan; needs device, model, data, and for training the optimizer. */
+mt_status session_make_plan(session *s, const run_manifest *run, bool training);
+
+/* A plan for generating sequences of up to `context` tokens of which up to `prompt` are fed at
+ * once. Needs device and model. */
+mt_status session_make_generation_plan(session *s, int64_t prompt, int64_t context);
+
+/* Allocates the plan's store and engine. */
+mt_status session_start(session *s, const session_engine_options *options);
+
+/* The interface that reads and writes weights. */
+mt_status session_format(const mt_weights **ret);
+
+/* Fills the store from `path` ("" stands for random values drawn from `seed`): a HF folder or a
+ * checkpoint, weights only. */
+mt_status session_load_weights(session *s, const char *path, uint64_t seed);
+
+/* Closes whatever is open; the session is { 0 } again. */
+void session_close(session *s);
+
+#endif
