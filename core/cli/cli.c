@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Options, help and exit codes.
+ */
+#include "cli.h"
+
+#include "../../plugins/host/registry.h"
+#include "../base/log.h"
+#include "../base/status.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- help ------------------------------------------------------------------------------------ */
+
+static void print_help(const cli_command *self, const cli_option *options)
+{
+    printf("usage: megatrain %s %s\n\n%s\n\noptions:\n", self->name, self->words, self->help);
+    for (const cli_option *o = options; o->name; o++) {
+        char left[64];
+        snprintf(left, sizeof left, "--%s%s%s", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
+        printf("  %-22s %s\n", left, o->help);
+    }
+    printf("  %-22s %s\n\n%s\n", "--help", "show this", self->example);
+}
+
+int cli_usage(const cli_command *self, const char *fmt, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    fprintf(stderr, "megatrain %s: %s\nusage: megatrain %s %s\n`megatrain %s --help` tells more\n",
+            self->name, text, self->name, self->words, self->name);
+    return CLI_USAGE;
+}
+
+/* ---- nearest words --------------------------------------------------------------------------- */
+
+enum { MAX_WORD = 48 };
+
+/* Levenshtein's distance. */
+static int distance(const char *a, const char *b)
+{
+    int row[MAX_WORD + 1];
+    int n = (int)strlen(b);
+    for (int j = 0; j <= n; j++)
+        row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best)
+                best = row[j] + 1;
+            if (row[j - 1] + 1 < best)
+                best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[n];
+}
+
+const char *cli_nearest(const char *word, const char *const *names)
+{
+    size_t n = strlen(word);
+    int best = (int)(n / 3) + 1;
+    const char *nearest = NULL;
+    for (; *names && n <= MAX_WORD; names++) {
+        int d = strlen(*names) <= MAX_WORD ? distance(word, *names) : best + 1;
+        if (d < best || (d == best && !nearest)) {
+            best = d;
+            nearest = *names;
+        }
+    }
+    return nearest;
+}
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+static int unknown_option(const cli_command *self, const cli_option *options, const char *name,
+                          size_t n)
+{
+    const char *names[64];
+    int count = 0;
+    for (const cli_option *o = options; o->name && count < 62; o++)
+        names[count++] = o->name;
+    names[count++] = "help";
+    names[count] = NULL;
+    char word[128];
+    snprintf(word, sizeof word, "%.*s", (int)n, name);
+    const char *nearest = cli_nearest(word, names);
+    if (nearest)
+        return cli_usage(self, "unknown option '--%s'; did you mean '--%s'?", word, nearest);
+    return cli_usage(self, "unknown option '--%s'", word);
+}
+
+static int set_value(const cli_command *self, const cli_option *o, const char *text)
+{
+    char *end = NULL;
+    errno = 0;
+    switch (o->kind) {
+    case CLI_FLAG:
+        return cli_usage(self, "--%s takes no value, but '%s' was given", o->name, text);
+    case CLI_TEXT:
+        *(const char **)o->value = text;
+        return CLI_GO_ON;
+    case CLI_INT:
+        *(int64_t *)o->value = strtoll(text, &end, 10);
+        if (end == text || *end || errno)
+            return cli_usage(self, "--%s must be a whole number, not '%s'", o->name, text);
+        return CLI_GO_ON;
+    case CLI_REAL:
+        *(double *)o->value = strtod(text, &end);
+        if (end == text || *end || errno)
+            return cli_usage(self, "--%s must be a number, not '%s'", o->name, text);
+        return CLI_GO_ON;
+    case CLI_LIST: {
+        cli_list *l = o->value;
+        if (l->n == CLI_MAX_PLUGIN_DIRS)
+            return cli_usage(self, "--%s is given more than %d times", o->name,
+                             CLI_MAX_PLUGIN_DIRS);
+        l->item[l->n++] = text;
+        return CLI_GO_ON;
+    }
+    }
+    return CLI_GO_ON;
+}
+
+int cli_parse(const cli_command *self, const cli_option *options, int argc, char **argv,
+              int *ret_words)
+{
+    int words = 0;
+    for (int i = 0; i < argc; i++) {
+        char *a = argv[i];
+        if (strcmp(a, "--") == 0) {
+            while (++i < argc)
+                argv[words++] = argv[i];
+            break;
+        }
+        if (a[0] != '-' || a[1] == '\0') {
+            argv[words++] = a;
+            continue;
+        }
+        if (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0) {
+            print_help(self, options);
+            return CLI_OK;
+        }
+        const char *name = a + (a[1] == '-' ? 2 : 1);
+        size_t n = strcspn(name, "=");
+        const cli_option *o = options;
+        while (o->name && (a[1] != '-' || strlen(o->name) != n || strncmp(o->name, name, n) != 0))
+            o++;
+        if (!o->name)
+            return unknown_option(self, options, name, n);
+        int rc = CLI_GO_ON;
+        if (name[n] == '=')
+            rc = set_value(self, o, name + n + 1);
+        else if (o->kind == CLI_FLAG)
+            *(bool *)o->value = true;
+        else if (++i < argc)
+            rc = set_value(self, o, argv[i]);
+        else
+            rc = cli_usage(self, "--%s needs a value: --%s %s", o->name, o->name, o->arg);
+        if (rc != CLI_GO_ON)
+            return rc;
+    }
+    *ret_words = words;
+    return CLI_GO_ON;
+}
+
+/* ---- shared by commands ---------------------------------------------------------------------- */
+
+int cli_exit(mt_status st)
+{
+    if (st == MT_OK)
+        return CLI_OK;
+    if (st == MT_ERR_STOPPED)
+        return CLI_STOPPED;
+    log_live(NULL);
+    log_write(MT_LOG_ERROR, "%s", status_text()[0] ? status_text() : "failed without a text");
+    return CLI_FAILED;
+}
+
+mt_status cli_find_plugins(const cli_list *dirs)
+{
+    const char *all[CLI_MAX_PLUGIN_DIRS + 1];
+    static char beside[4096];
+    int32_t n = dirs->n;
+    memcpy(all, dirs->item, sizeof dirs->item);
+    ssize_t length = readlink("/proc/self/exe", beside, sizeof beside - 16);
+    if (length > 0) {
+        struct stat st;
+        beside[length] = '\0';
+        char *slash = strrchr(beside, '/');
+        strcpy(slash ? slash + 1 : beside, "plugins");
+        if (stat(beside, &st) == 0 && S_ISDIR(st.st_mode))
+            all[n++] = beside;
+    }
+    return registry_init(all, n);
+}
+
+int cli_read_run(const cli_command *self, char **words, int n_words, run_manifest **ret)
+{
+    if (n_words < 1)
+        return cli_usage(self, "which run? name a manifest");
+    for (int i = 1; i < n_words; i++)
+        if (!strchr(words[i], '='))
+            return cli_usage(
+                self, "'%s' is no override; write key=value, such as train.max_steps=10", words[i]);
+    mt_status st = run_read(words[0], words + 1, n_words - 1, ret);
+    return st == MT_OK ? CLI_GO_ON : cli_exit(st);
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * megatrain inspect: what a model consists of, exactly, without loading a weight.
+ */
+#include "../../plugins/host/registry.h"
+#include "../base/status.h"
+#include "../train/human.h"
+#include "../train/run_folder.h"
+#include "../train/session.h"
+#include "../train/weights.h"
+#include "cli.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* The tensors of a weights folder, and how they fit the model. */
+typedef struct weights_facts {
+    int64_t tensors, files, elems, bytes;
+    int64_t missing, unknown; /* parameters without a tensor, tensors without a parameter */
+    bool dtype[MT_DTYPE_COUNT];
+} weights_facts;
+
+static int64_t unit_params(const model *m, int32_t unit)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < m->n_params; i++)
+        if (m->params[i].unit == unit)
+            n += m->params[i].elems;
+    return n;
+}
+
+static const char *flag_names(uint32_t flags, bool gathered, char ret[64])
+{
+    snprintf(ret, 64, "%s%s%s%s", flags & MT_PARAM_ALIAS ? " alias" : "",
+             flags & MT_PARAM_FROZEN ? " frozen" : "", flags & MT_PARAM_NO_DECAY ? " no-decay" : "",
+             gathered ? " gathered" : "");
+    return ret;
+}
+
+static const char *shape_text(int64_t rows, int64_t cols, char ret[64])
+{
+    if (rows)
+        snprintf(ret, 64, "[%lld, %lld]", (long long)rows, (long long)cols);
+    else
+        snprintf(ret, 64, "[%lld]", (long long)cols);
+    return ret;
+}
+
+/* ---- weights --------------------------------------------------------------------------------- */
+
+static mt_status check_tensor(const model *m, const mt_tensor_info *info, const char *file,
+                              weights_facts *f)
+{
+    int64_t elems = 1;
+    for (int32_t d = 0; d < info->ndim; d++)
+        elems *= info->dim[d];
+    f->tensors++;
+    f->elems += elems;
+    f->bytes += info->bytes;
+    f->dtype[info->dtype] = true;
+    int32_t p = model_find_param(m, info->name);
+    if (p >= 0)
+        return weights_check_shape(&m->params[p], info, file);
+    f->unknown += !model_ignores(m, info->name);
+    return MT_OK;
+}
+
+static mt_status read_weights(const model *m, const char *path, weights_facts *ret)
+{
+    const mt_weights *format = NULL;
+    void *reader = NULL;
+    weights_facts f = { 0 };
+    mt_status st = session_format(&format);
+    if (st == MT_OK)
+        st = format->open(path, &reader);
+    if (st != MT_OK)
+        return st;
+    int64_t found = 0;
+    const char *last = "";
+    for (int64_t i = 0; st == MT_OK && i < format->count(reader); i++) {
+        mt_tensor_info info;
+        st = format->info(reader, i, &info);
+        if (st != MT_OK)
+            break;
+        const char *file = format->file(reader, i);
+        f.files += strcmp(file, last) != 0;
+        last = file;
+        found += model_find_param(m, info.name) >= 0;
+        st = check_tensor(m, &info, file, &f);
+    }
+    format->close(reader);
+    f.missing = m->n_params - found;
+    if (st == MT_OK)
+        *ret = f;
+    return st;
+}
+
+static void print_weights(const char *path, const weights_facts *f)
+{
+    printf("\nweights   %s\n          %s tensors in %lld files, %s elements, %s bytes (%s):", path,
+           human_grouped(f->tensors).s, (long long)f->files, human_grouped(f->elems).s,
+           human_grouped(f->bytes).s, human_bytes(f->bytes).s);
+    for (int t = 0; t < MT_DTYPE_COUNT; t++)
+        if (f->dtype[t])
+            printf(" %s", mt_dtype_name(t));
+    printf(
+        "\n          every shape fits; %lld parameters have no tensor, %lld tensors no parameter\n",
+        (long long)f->missing, (long long)f->unknown);
+}
+
+/* ---- as text --------------------------------------------------------------------------------- */
+
+static void print_units(const model *m)
+{
+    char counts[64];
+    printf("\n%-28s %-16s %18s\n", "units, in order", "template", "parameters each");
+    for (int32_t u = 0; u < m->n_units;) {
+        int32_t last = u;
+        int64_t n = unit_params(m, u);
+        while (last + 1 < m->n_units && m->units[last + 1].tpl_index == m->units[u].tpl_index &&
+               unit_params(m, last + 1) == n)
+            last++;
+        if (last > u)
+            snprintf(counts, sizeof counts, "%s .. %s", m->units[u].name, m->units[last].name);
+        else
+            snprintf(counts, sizeof counts, "%s", m->units[u].name);
+        printf("%-28s %-16s %18s\n", counts, m->units[u].t->name, human_grouped(n).s);
+        u = last + 1;
+    }
+}
+
+static void print_template(const tpl *t)
+{
+    char shape[64], flags[64];
+    printf("\ntemplate %s: %s forward GEMM FLOPs a token\n", t->name,
+           human_count(t->gemm_flops_per_token).s);
+    for (uint32_t i = 0; i < t->n_params; i++) {
+        const tpl_param *p = &t->params[i];
+        printf("  %-40s %-18s %15s %s\n", p->info.name,
+               shape_text(p->info.rows, p->info.cols, shape), human_grouped(p->elems).s,
+               flag_names(p->info.flags, p->gathered, flags));
+    }
+}
+
+static void print_bytes(const char *what, double per_param, int64_t params)
+{
+    int64_t bytes = (int64_t)(per_param * (double)params);
+    printf("  %-44s %20s  (%s)\n", what, human_grouped(bytes).s, human_bytes(bytes).s);
+}
+
+static void print_model(const session *s, const char *path)
+{
+    const model *m = s->model;
+    printf("model     %s\ntype      %s\nunits     %d of %d templates\nvocab     %lld\n", path,
+           s->source.model_type, m->n_units, m->n_tpls, (long long)m->vocab);
+    if (m->max_positions > 0)
+        printf("positions %lld\n", (long long)m->max_positions);
+    print_units(m);
+    for (int32_t i = 0; i < m->n_tpls; i++)
+        print_template(m->tpls[i]);
+    printf("\ntotal     %s parameters in %s tensors\n", human_grouped(m->total_params).s,
+           human_grouped(m->n_params).s);
+    print_bytes("bytes of weights, bf16 (streamed)", 2, m->total_params);
+    print_bytes("bytes of weights, fp32 (masters, checkpoint)", 4, m->total_params);
+    print_bytes("bytes of masters and AdamW's states", 12, m->total_params);
+    double context = m->max_positions > 0 ? (double)m->max_positions : 4096;
+    printf("  %-44s %20s\n", "training FLOPs a token, without recompute",
+           human_count(model_train_flops_per_token(m, context)).s);
+    printf("    (documents of %.0f tokens)\n", context);
+}
+
+/* ---- as JSON --------------------------------------------------------------------------------- */
+
+static json_t *json_param(const model_param *p, const model *m)
+{
+    json_t *shape = p->rows ? json_pack("[I, I]", (json_int_t)p->rows, (json_int_t)p->cols)
+                            : json_pack("[I]", (json_int_t)p->cols);
+    return json_pack("{s:s, s:s, s:o, s:I, s:b, s:b}", "name", p->name, "unit",
+                     m->units[p->unit].name, "shape", shape, "elements", (json_int_t)p->elems,
+                     "decay", !(p->flags & MT_PARAM_NO_DECAY), "frozen",
+                     (p->flags & MT_PARAM_FROZEN) != 0);
+}
+
+static mt_status print_json(const session *s, const char *path, const weights_facts *f)
+{
+    const model *m = s->model;
+    json_t *units = json_array(), *params = json_array();
+    for (int32_t u = 0; u < m->n_units; u++)
+        json_array_append_new(units, json_pack("{s:s, s:s, s:I}", "name", m->units[u].name,
+                                               "template", m->units[u].t->name, "parameters",
+                                               (json_int_t)unit_params(m, u)));
+    for (int32_t i = 0; i < m->n_params; i++)
+        json_array_append_new(params, json_param(&m->params[i], m));
+    json_t *root = json_pack("{s:s, s:s, s:I, s:I, s:I, s:o, s:o}", "path", path, "model_type",
+                             s->source.model_type, "total_parameters", (json_int_t)m->total_params,
+                             "vocab_size", (json_int_t)m->vocab, "max_positions",
+                             (json_int_t)m->max_positions, "units", units, "parameters", params);
+    if (f && root)
+        json_object_set_new(root, "weights",
+                            json_pack("{s:I, s:I, s:I, s:I, s:I}", "tensors",
+                                      (json_int_t)f->tensors, "elements", (json_int_t)f->elems,
+                                      "bytes", (json_int_t)f->bytes, "missing",
+                                      (json_int_t)f->missing, "unknown", (json_int_t)f->unknown));
+    char *text = json_dumps(root, JSON_INDENT(2));
+    if (text)
+        puts(text);
+    mt_status st = text ? MT_OK : status_nomem("JSON", 0);
+    free(text);
+    json_decref(root);
+    return st;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static mt_status inspect(const char *path, bool json, session *s)
+{
+    char found[RUN_FOLDER_PATH];
+    weights_facts facts;
+    mt_status st = run_folder_find_model(path, found);
+    if (st == MT_OK)
+        st = session_open_model(s, found);
+    if (st == MT_OK && s->source.weights)
+        st = read_weights(s->model, s->source.weights, &facts);
+    if (st != MT_OK)
+        return st;
+    if (json)
+        return print_json(s, found, s->source.weights ? &facts : NULL);
+    print_model(s, found);
+    if (s->source.weights)
+        print_weights(s->source.weights, &facts);
+    return MT_OK;
+}
+
+static int run_inspect(const cli_command *self, int argc, char **argv)
+{
+    cli_list dirs = { 0 };
+    bool json = false;
+    const cli_option options[] = { { "json", CLI_FLAG, &json, NULL, "print one JSON object" },
+                                   CLI_PLUGIN_DIR(&dirs),
+                                   { 0 } };
+    int words = 0, rc = cli_parse(self, options, argc, argv, &words);
+    if (rc == CLI_GO_ON && words != 1)
+        rc = cli_usage(self, words ? "one path at a time" : "what? name a path");
+    if (rc != CLI_GO_ON)
+        return rc;
+
+    session s = { 0 };
+    mt_status st = cli_find_plugins(&dirs);
+    if (st == MT_OK)
+        st = inspect(argv[0], json, &s);
+    rc = cli_exit(st);
+    session_close(&s);
+    registry_finish();
+    return rc;
+}
+
+const cli_command cli_inspect = {
+    .name = "inspect",
+    .words = "PATH [options]",
+    .brief = "show a model's units, parameters and exact sizes",
+    .help =
+        "Shows what a model consists of: its units, their templates, every parameter with its\n"
+        "shape, exact totals, and bytes. PATH is a model manifest, a Hugging Face model folder,\n"
+        "a checkpoint, or a run folder (its newest checkpoint). Where there are weights, their\n"
+        "names and shapes are checked against the model.",
+    .example = "example: count the parameters of a model before downloading it\n"
+               "  megatrain inspect arch/llama/models/llama-3.1-8b.yaml",
+    .run = run_inspect,
+};

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The program: finds the sub-command and hands over.
+ */
+#include "../base/log.h"
+#include "cli.h"
+
+#include <stdio.h>
+
+static const cli_command *const commands[] = { &cli_train,   &cli_plan,    &cli_generate, &cli_eval,
+                                               &cli_inspect, &cli_plugins, &cli_version };
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static void print_commands(FILE *f)
+{
+    fprintf(f, "usage: megatrain COMMAND [arguments]\n\n"
+               "MegaTrain trains large language models whose weights and optimizer states live in\n"
+               "host memory; layers stream through the device one at a time.\n\ncommands:\n");
+    for (int i = 0; i < COMMANDS; i++)
+        fprintf(f, "  %-10s %s\n", commands[i]->name, commands[i]->brief);
+    fprintf(f, "\n`megatrain COMMAND --help` explains a command with an example. Start with\n"
+               "  megatrain train runs/first.yaml\n");
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : NULL;
+    if (!name) {
+        print_commands(stderr);
+        return CLI_USAGE;
+    }
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+        print_commands(stdout);
+        return CLI_OK;
+    }
+    if (strcmp(name, "--version") == 0)
+        name = "version";
+
+    const char *names[COMMANDS + 1] = { NULL };
+    for (int i = 0; i < COMMANDS; i++) {
+        names[i] = commands[i]->name;
+        if (strcmp(name, names[i]) == 0) {
+            int rc = commands[i]->run(commands[i], argc - 2, argv + 2);
+            if (fflush(stdout) != 0 || ferror(stdout)) {
+                log_write(MT_LOG_ERROR, "the standard output cannot be written");
+                return rc == CLI_OK ? CLI_FAILED : rc;
+            }
+            return rc;
+        }
+    }
+    const char *nearest = cli_nearest(name, names);
+    if (nearest)
+        fprintf(stderr, "megatrain: unknown command '%s'; did you mean '%s'?\n", name, nearest);
+    else
+        fprintf(stderr, "megatrain: unknown command '%s'; `megatrain --help` lists them\n", name);
+    return CLI_USAGE;
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * megatrain plan: what a run would take, before anything is allocated.
+ */
+#include "../../plugins/host/registry.h"
+#include "../train/session.h"
+#include "cli.h"
+
+#include <stdio.h>
+
+static void print_line(void *arg, const char *text)
+{
+    (void)arg;
+    puts(text);
+}
+
+static int run_plan(const cli_command *self, int argc, char **argv)
+{
+    cli_list dirs = { 0 };
+    const cli_option options[] = { CLI_PLUGIN_DIR(&dirs), { 0 } };
+    int words = 0, rc = cli_parse(self, options, argc, argv, &words);
+    run_manifest *run = NULL;
+    if (rc == CLI_GO_ON)
+        rc = cli_read_run(self, argv, words, &run);
+    if (rc != CLI_GO_ON)
+        return rc;
+
+    session s = { 0 };
+    mt_status st = cli_find_plugins(&dirs);
+    if (st == MT_OK)
+        st = session_open_run(&s, run, true);
+    if (st == MT_OK)
+        plan_print(s.plan, false, print_line, NULL);
+    rc = cli_exit(st);
+    session_close(&s);
+    run_destroy(run);
+    registry_finish();
+    return rc;
+}
+
+const cli_command cli_plan = {
+    .name = "plan",
+    .words = "RUN.yaml [key=value ...] [options]",
+    .brief = "show the memory and time that a run would take",
+    .help = "Plans the run of RUN.yaml and allocates nothing: bytes per tier and kind, what each\n"
+            "unit keeps for backward, and the step time to expect with what bounds it. `train`\n"
+            "makes the same plan, to the byte, and refuses what does not fit.",
+    .example = "example: would longer sequences fit?\n"
+               "  megatrain plan runs/shakespeare.yaml data.max_seq_len=4096",
+    .run = run_plan,
+};

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The tests of `megatrain plugins check` and the processes that they run in: a plugin that crashes,
+ * hangs or calls exit fails its test and nothing else.
+ */
+#include "plugin_check.h"
+
+#include "../../plugins/host/registry.h"
+#include "../base/status.h"
+#include "../template/model.h"
+
+#include <megatrain/loader.h>
+#include <megatrain/optim.h>
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef struct check {
+    const char *path;
+    const char *section; /* of the manifest, for tests with hyper-parameters */
+} check;
+
+typedef mt_status (*check_fn)(const check *c);
+
+/* ---- one process a test ---------------------------------------------------------------------- */
+
+/* The child: runs the test, sends its text through the pipe, and ends without cleaning up, which
+ * is the parent's to do. */
+static _Noreturn void run_child(check_fn test, const check *c, int out, unsigned timeout)
+{
+    alarm(timeout);
+    mt_status st = test(c);
+    if (st != MT_OK) {
+        const char *text = status_text();
+        ssize_t n = write(out, text, strlen(text));
+        (void)n;
+    }
+    _exit(st == MT_OK ? 0 : 1);
+}
+
+static bool run_test(const char *name, check_fn test, const check *c, unsigned timeout)
+{
+    int fd[2];
+    fflush(stdout);
+    if (pipe(fd) != 0) {
+        printf("FAILED  %s: no pipe: %s\n", name, strerror(errno));
+        return false;
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        close(fd[0]);
+        run_child(test, c, fd[1], timeout);
+    }
+    close(fd[1]);
+    char text[2048];
+    size_t used = 0;
+    ssize_t n;
+    while (child > 0 && used < sizeof text - 1 &&
+           (n = read(fd[0], text + used, sizeof text - 1 - used)) != 0) {
+        if (n > 0)
+            used += (size_t)n;
+        else if (errno != EINTR)
+            break;
+    }
+    text[used] = '\0';
+    close(fd[0]);
+
+    int status = 0;
+    while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
+        continue;
+    if (child < 0)
+        printf("FAILED  %s: no process: %s\n", name, strerror(errno));
+    else if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
+        printf("FAILED  %s: not done after %u seconds\n", name, timeout);
+    else if (WIFSIGNALED(status))
+        printf("FAILED  %s: ended by signal %d (%s)\n", name, WTERMSIG(status),
+               strsignal(WTERMSIG(status)));
+    else if (WEXITSTATUS(status) != 0)
+        printf("FAILED  %s: %s\n", name, used ? text : "ended by itself");
+    else
+        printf("ok      %s\n", name);
+    return child > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* ---- the tests ------------------------------------------------------------------------------- */
+
+static mt_status check_load(const check *c)
+{
+    const plugin_record *r = NULL;
+    return registry_load_file(c->path, &r);
+}
+
+static const char *const interfaces[PLUGIN_KINDS][3] = {
+    [PLUGIN_ARCH] = { MT_ARCH_INTERFACE },
+    [PLUGIN_OPTIM] = { MT_OPTIM_INTERFACE },
+    [PLUGIN_LOADER] = { MT_WEIGHTS_INTERFACE, MT_DATA_INTERFACE, MT_TOKENIZER_INTERFACE },
+    [PLUGIN_BACKEND] = { MT_BACKEND_INTERFACE },
+};
+
+static bool provides(const plugin_record *r, const char *name)
+{
+    for (const char *const *p = r->provides; *p; p++)
+        if (strcmp(*p, name) == 0)
+            return true;
+    return false;
+}
+
+/* Every model type of the table is in the manifest, and none is there that the table lacks. */
+static mt_status check_model_types(const plugin_record *r, const mt_arch *arch)
+{
+    uint32_t listed = 0;
+    for (const char *const *p = r->provides; *p; p++)
+        listed++;
+    for (uint32_t i = 0; i < arch->n_model_types; i++)
+        if (!provides(r, arch->model_types[i]))
+            return status_set(MT_ERR_ABI,
+                              "%s: claims model_type '%s', which `provides` in %s does not list",
+                              r->path, arch->model_types[i], r->manifest_path);
+    if (listed != arch->n_model_types)
+        return status_set(MT_ERR_ABI, "%s: `provides` lists %u model types, the table has %u",
+                          r->manifest_path, listed, arch->n_model_types);
+    return MT_OK;
+}
+
+static mt_status check_interfaces(const check *c)
+{
+    const plugin_record *r = NULL;
+    mt_status st = registry_load_file(c->path, &r);
+    if (st != MT_OK)
+        return st;
+    const void *first = NULL;
+    for (int i = 0; i < 3 && interfaces[r->kind][i]; i++) {
+        const void *table = registry_interface(r, interfaces[r->kind][i]);
+        /* Every table starts with its size. */
+        if (table && *(const uint32_t *)table < 2 * sizeof(uint32_t))
+            return status_set(MT_ERR_ABI, "%s: the table of %s has struct_size %u", r->path,
+                              interfaces[r->kind][i], *(const uint32_t *)table);
+        first = first ? first : table;
+    }
+    if (!first)
+        return status_set(MT_ERR_ABI, "%s: a plugin of kind '%s' must provide %s", r->path,
+                          plugin_kind_name(r->kind), interfaces[r->kind][0]);
+    return r->kind == PLUGIN_ARCH ? check_model_types(r, first) : MT_OK;
+}
+
+/* Two configurations must describe the same model, since templates are rebuilt at will. */
+static mt_status same_model(const model *a, const model *b)
+{
+    if (a->n_units != b->n_units || a->n_params != b->n_params ||
+        a->total_params != b->total_params)
+        return status_set(MT_ERR_INVALID,
+                          "configured twice: %d units, %d parameters of %lld elements, then %d, %d "
+                          "and %lld",
+                          a->n_units, a->n_params, (long long)a->total_params, b->n_units,
+                          b->n_params, (long long)b->total_params);
+    for (int32_t i = 0; i < a->n_params; i++)
+        if (strcmp(a->params[i].name, b->params[i].name) != 0 ||
+            a->params[i].rows != b->params[i].rows || a->params[i].cols != b->params[i].cols ||
+            a->params[i].offset != b->params[i].offset)
+            return status_set(MT_ERR_INVALID, "configured twice: parameter %d is %s, then %s", i,
+                              a->params[i].name, b->params[i].name);
+    return MT_OK;
+}
+
+static mt_status open_section(const check *c, config **ret_manifest, const mt_arch **ret_arch,
+                              const mt_config **ret_hyper)
+{
+    const plugin_record *r = NULL;
+    mt_status st = registry_load_file(c->path, &r);
+    if (st == MT_OK)
+        st = config_read_yaml(r->manifest_path, ret_manifest);
+    if (st != MT_OK)
+        return st;
+    *ret_arch = registry_interface(r, MT_ARCH_INTERFACE);
+    *ret_hyper = config_section(*ret_manifest, c->section);
+    return MT_OK;
+}
+
+static mt_status check_configure(const check *c)
+{
+    config *manifest = NULL;
+    const mt_arch *arch = NULL;
+    const mt_config *hyper = NULL;
+    model *a = NULL, *b = NULL;
+    mt_status st = open_section(c, &manifest, &arch, &hyper);
+    if (st == MT_OK)
+        st = model_create(arch, hyper, &a);
+    if (st == MT_OK)
+        st = model_create(arch, hyper, &b);
+    if (st == MT_OK)
+        st = same_model(a, b);
+    model_destroy(b);
+    model_destroy(a);
+    config_destroy(manifest);
+    return st;
+}
+
+static mt_status check_gradients(const check *c)
+{
+    config *manifest = NULL;
+    const mt_arch *arch = NULL;
+    const mt_config *hyper = NULL;
+    mt_status st = open_section(c, &manifest, &arch, &hyper);
+    if (st == MT_OK)
+        st = plugin_check_gradients(arch, hyper);
+    config_destroy(manifest);
+    return st;
+}
+
+static bool check_arch(const plugin_record *r, unsigned timeout)
+{
+    config *manifest = NULL;
+    if (config_read_yaml(r->manifest_path, &manifest) != MT_OK) {
+        printf("FAILED  manifest: %s\n", status_text());
+        return false;
+    }
+    const mt_config *root = config_section(manifest, "");
+    int64_t n = root->length(root, "check");
+    if (n == 0)
+        printf("FAILED  gradients: %s has no list `check` of small hyper-parameters to test at; "
+               "docs/plugins.md shows one\n",
+               r->manifest_path);
+    bool good = n > 0;
+    for (int64_t i = 0; i < n; i++) {
+        char section[32], name[64];
+        snprintf(section, sizeof section, "check.%lld", (long long)i);
+        const check c = { r->path, section };
+        snprintf(name, sizeof name, "%s: configure twice", section);
+        bool configured = run_test(name, check_configure, &c, timeout);
+        snprintf(name, sizeof name, "%s: gradients of every template", section);
+        good &= configured && run_test(name, check_gradients, &c, timeout);
+    }
+    config_destroy(manifest);
+    return good;
+}
+
+bool plugin_check(const char *path, unsigned timeout)
+{
+    const check c = { path, NULL };
+    const plugin_record *r = NULL;
+    bool good = run_test("load, manifest, handshake", check_load, &c, timeout) &&
+                run_test("interfaces", check_interfaces, &c, timeout);
+    /* It loaded in a process of its own, so it is safe to load it here. */
+    if (good && registry_load_file(path, &r) != MT_OK) {
+        printf("FAILED  %s\n", status_text());
+        good = false;
+    }
+    if (good && r->kind == PLUGIN_ARCH)
+        good = check_arch(r, timeout);
+    puts(good ? "all tests passed" : "some tests failed");
+    return good;
+}
