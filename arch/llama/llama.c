@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 typedef struct llama {
-    int64_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim;
+    int64_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim, positions;
     double eps, init_std;
     bool attention_bias, mlp_bias, tied;
     mt_rope_attr rope;
@@ -86,9 +86,7 @@ static mt_status head(mt_builder *b, const void *arch, const void *arg)
 static mt_status count(const mt_config *c, const char *key, int64_t fallback, int64_t *ret)
 {
     mt_status s = mt_config_int(c, key, fallback, ret);
-    if (s == MT_OK && *ret < 1)
-        s = c->reject(c, key, "must be at least 1, found %lld", (long long)*ret);
-    return s;
+    return s || *ret > 0 ? s : c->reject(c, key, "must be at least 1, found %lld", (long long)*ret);
 }
 
 static mt_status read_config(const mt_config *c, llama *m)
@@ -102,6 +100,7 @@ static mt_status read_config(const mt_config *c, llama *m)
         (s = count(c, "num_attention_heads", 32, &m->heads)) ||
         (s = count(c, "num_key_value_heads", m->heads, &m->kv_heads)) ||
         (s = count(c, "head_dim", m->hidden / m->heads, &m->head_dim)) ||
+        (s = count(c, "max_position_embeddings", 2048, &m->positions)) ||
         (s = mt_config_float(c, "rms_norm_eps", 1e-6, &m->eps)) ||
         (s = mt_config_float(c, "initializer_range", 0.02, &m->init_std)) ||
         (s = mt_config_bool(c, "attention_bias", false, &m->attention_bias)) ||
@@ -123,14 +122,12 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
     if (!m)
         return MT_ERR_NOMEM;
     mt_status s = read_config(c, m);
-    int64_t positions = 0;
-    if (s || (s = mt_model_rope(model, c, 10000, m->head_dim, &m->rope)) ||
-        (s = count(c, "max_position_embeddings", 2048, &positions))) {
+    if (s || (s = mt_model_rope(model, c, 10000, m->head_dim, &m->rope))) {
         free(m);
         return s;
     }
     model->api->set_vocab(model, m->vocab);
-    model->api->set_max_positions(model, positions);
+    model->api->set_max_positions(model, m->positions);
     model->api->ignore_tensor(model, "*.rotary_emb.inv_freq");
     int32_t block_tpl = mt_add_template(model, "block", block, NULL);
     mt_add_unit(model, "embed", mt_add_template(model, "embed", embed, NULL), "model.");
@@ -145,7 +142,7 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
     return MT_OK;
 }
 
-static const char *const model_types[] = { "llama" };
-static const mt_arch llama_arch = { sizeof(mt_arch), 1, model_types, configure, free };
+static const char *const types[] = { "llama" };
+static const mt_arch llama_arch = { sizeof(mt_arch), 1, types, configure, free };
 
 MT_PLUGIN("llama", "1.0.0", "Apache-2.0", MT_ARCH_INTERFACE, &llama_arch)

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One template for each operation and for each way in which graphs are awkward.
+ */
+#include "zoo.h"
+
+#include "core/base/log.h"
+#include "core/base/status.h"
+
+#include <megatrain/plugin.h>
+
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { H = ZOO_HIDDEN };
+
+static mt_val weight(mt_builder *b, const char *name, int64_t rows, int64_t cols)
+{
+    return mt_matrix(b, name, rows, cols, 0.3);
+}
+
+static mt_rope_attr rope_attr(int32_t dim, int32_t rotary, mt_rope_pairing pairing)
+{
+    mt_rope_attr a = { .heads = 1, .head_dim = dim, .rotary_dim = rotary, .pairing = pairing };
+    a.attention_factor = 1.25f;
+    for (int i = 0; i < rotary / 2; i++)
+        a.inv_freq[i] = powf(10.0f, -2.0f * (float)i / (float)rotary);
+    return a;
+}
+
+static mt_status embedding(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch, (void)arg;
+    mt_output(b, 0, mt_scale(b, mt_embedding(b, weight(b, "table", ZOO_VOCAB, 7)), 1.75));
+    return MT_OK;
+}
+
+static mt_status linear(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch, (void)arg;
+    mt_val x = mt_input(b, 0, H);
+    mt_output(b, 0, mt_linear(b, x, weight(b, "w", 7, H), mt_vector(b, "b", 7, MT_INIT_ZEROS)));
+    return MT_OK;
+}
+
+/* Three siblings with biases of odd sizes, each used in another way. */
+static mt_status siblings(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch, (void)arg;
+    mt_val x = mt_input(b, 0, H);
+    mt_val p = mt_linear(b, x, weight(b, "p", 5, H), mt_vector(b, "pb", 5, MT_INIT_ZEROS));
+    mt_val q = mt_linear(b, x, weight(b, "q", 5, H), mt_vector(b, "qb", 5, MT_INIT_ZEROS));
+    mt_val alone = mt_linear(b, x, weight(b, "no_bias", 5, H), MT_NONE);
+    mt_val r = mt_linear(b, x, weight(b, "r", 3, H), mt_vector(b, "rb", 3, MT_INIT_ZEROS));
+    mt_output(b, 0, mt_mul(b, mt_mul(b, p, q), alone));
+    mt_output(b, 1, mt_act(b, r, &(mt_act_attr){ .kind = MT_ACT_SIGMOID }));
+    return MT_OK;
+}
+
+static mt_status norm(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    const mt_rmsnorm_attr *a = arg;
+    mt_val w = mt_vector(b, "w", H / a->heads, MT_INIT_ONES);
+    mt_output(b, 0, mt_rmsnorm(b, mt_input(b, 0, H), w, a));
+    return MT_OK;
+}
+
+static mt_status act(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    mt_output(b, 0, mt_act(b, mt_input(b, 0, H), arg));
+    return MT_OK;
+}
+
+static mt_status glu(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    mt_output(b, 0, mt_glu(b, mt_input(b, 0, H), mt_input(b, 1, H), arg));
+    return MT_OK;
+}
+
+static mt_status rope(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    mt_output(b, 0, mt_rope(b, mt_input(b, 0, 18), arg, 3));
+    return MT_OK;
+}
+
+static mt_status attention(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    const mt_attn_attr *a = arg;
+    mt_val q = mt_input(b, 0, (int64_t)a->heads * a->qk_dim);
+    mt_val k = mt_input(b, 1, (int64_t)a->kv_heads * a->qk_dim);
+    mt_val v = mt_input(b, 2, (int64_t)a->kv_heads * a->v_dim);
+    mt_val sinks = a->window == 2 ? mt_vector(b, "sinks", a->heads, MT_INIT_ZEROS) : MT_NONE;
+    mt_output(b, 0, mt_attention(b, q, k, v, sinks, a));
+    return MT_OK;
+}
+
+static mt_status loss(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    mt_val h = mt_rmsnorm(b, mt_input(b, 0, H), mt_vector(b, "norm", H, MT_INIT_ONES),
+                          &(mt_rmsnorm_attr){ 1e-5, MT_NORM_ONE_PLUS, 1 });
+    mt_output(b, 0, mt_linear_cross_entropy(b, h, weight(b, "head", ZOO_VOCAB, H), arg));
+    return MT_OK;
+}
+
+/* The residual stream in every awkward form: x + x, sums of sums, a value read by four. */
+static mt_status residuals(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch, (void)arg;
+    mt_val x = mt_input(b, 0, H), y = mt_input(b, 1, H);
+    mt_val twice = mt_add(b, x, x);
+    mt_val sum = mt_add(b, twice, y);
+    mt_val s = mt_act(b, sum, &(mt_act_attr){ .kind = MT_ACT_SILU });
+    mt_val m = mt_mul(b, sum, s);
+    mt_val z = mt_add(b, mt_add(b, sum, m), mt_add(b, y, s));
+    mt_output(b, 0, mt_add(b, z, mt_linear(b, z, weight(b, "w", H, H), MT_NONE)));
+    mt_output(b, 1, mt_scale(b, y, -0.5));
+    return MT_OK;
+}
+
+/* An addition whose gradient lives inside the unit, so that inputs cannot share it. */
+static mt_status inner_add(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch, (void)arg;
+    mt_val x = mt_input(b, 0, H), y = mt_input(b, 1, H);
+    mt_output(b, 0, mt_linear(b, mt_add(b, x, y), weight(b, "w", 4, H), MT_NONE));
+    return MT_OK;
+}
+
+/* A weight that two operations use, and an output that goes on inside the unit. */
+static mt_status reuse(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch, (void)arg;
+    mt_val w = weight(b, "w", H, H);
+    mt_val x = mt_input(b, 0, H);
+    mt_val once = mt_linear(b, x, w, MT_NONE);
+    mt_val again =
+        mt_linear(b, mt_act(b, once, &(mt_act_attr){ .kind = MT_ACT_GELU_TANH }), w, MT_NONE);
+    mt_output(b, 0, once);
+    mt_output(b, 1, mt_add(b, again, mt_scale(b, once, 0.25)));
+    return MT_OK;
+}
+
+static mt_status frozen(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch, (void)arg;
+    mt_param_info p = { sizeof p, MT_PARAM_FROZEN, "w", H, H, MT_INIT_NORMAL, 0.3f };
+    mt_val x = mt_input(b, 0, H);
+    mt_output(b, 0,
+              mt_linear(b, mt_linear(b, x, b->api->param(b, &p), MT_NONE), weight(b, "v", 3, H),
+                        MT_NONE));
+    return MT_OK;
+}
+
+/* A whole block with QK norms, four norms, window and softcap: Qwen3 and Gemma at once. */
+static mt_status block(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    const mt_attn_attr *a = arg;
+    int64_t q_dim = (int64_t)a->heads * a->qk_dim, kv_dim = (int64_t)a->kv_heads * a->qk_dim;
+    mt_rmsnorm_attr whole = { 1e-6, MT_NORM_ONE_PLUS, 1 }, head = whole;
+    mt_rope_attr r = rope_attr(a->qk_dim, a->qk_dim, MT_ROPE_HALF_SPLIT);
+    mt_val x = mt_input(b, 0, H);
+    mt_val h = mt_rmsnorm(b, x, mt_vector(b, "n1", H, MT_INIT_ZEROS), &whole);
+    mt_val q = mt_linear(b, h, weight(b, "q", q_dim, H), MT_NONE);
+    mt_val k = mt_linear(b, h, weight(b, "k", kv_dim, H), MT_NONE);
+    mt_val v = mt_linear(b, h, weight(b, "v", kv_dim, H), MT_NONE);
+    head.heads = a->heads;
+    q = mt_rmsnorm(b, q, mt_vector(b, "qn", a->qk_dim, MT_INIT_ZEROS), &head);
+    head.heads = a->kv_heads;
+    k = mt_rmsnorm(b, k, mt_vector(b, "kn", a->qk_dim, MT_INIT_ZEROS), &head);
+    mt_val o =
+        mt_attention(b, mt_rope(b, q, &r, a->heads), mt_rope(b, k, &r, a->kv_heads), v, MT_NONE, a);
+    o = mt_linear(b, o, weight(b, "o", H, q_dim), MT_NONE);
+    x = mt_add(b, x, mt_rmsnorm(b, o, mt_vector(b, "n2", H, MT_INIT_ZEROS), &whole));
+    h = mt_rmsnorm(b, x, mt_vector(b, "n3", H, MT_INIT_ZEROS), &whole);
+    mt_val g = mt_linear(b, h, weight(b, "gate", 13, H), MT_NONE);
+    mt_val u = mt_linear(b, h, weight(b, "up", 13, H), MT_NONE);
+    h = mt_linear(b, mt_glu(b, g, u, &(mt_act_attr){ .kind = MT_ACT_GELU_TANH }),
+                  weight(b, "down", H, 13), MT_NONE);
+    mt_output(b, 0, mt_add(b, x, mt_rmsnorm(b, h, mt_vector(b, "n4", H, MT_INIT_ZEROS), &whole)));
+    return MT_OK;
+}
+
+static mt_rope_attr half, interleaved;
+
+__attribute__((constructor)) static void fill(void)
+{
+    half = rope_attr(6, 4, MT_ROPE_HALF_SPLIT);
+    interleaved = rope_attr(6, 6, MT_ROPE_INTERLEAVED);
+}
+
+const zoo_entry zoo[] = {
+    { "embedding", embedding, NULL },
+    { "linear", linear, NULL },
+    { "siblings", siblings, NULL },
+    { "norm, round then scale", norm, &(mt_rmsnorm_attr){ 1e-5, MT_NORM_ROUND_THEN_SCALE, 1 } },
+    { "norm, FP32 scale", norm, &(mt_rmsnorm_attr){ 1e-5, MT_NORM_FP32_SCALE, 1 } },
+    { "norm, one plus", norm, &(mt_rmsnorm_attr){ 1e-5, MT_NORM_ONE_PLUS, 1 } },
+    { "norm of heads", norm, &(mt_rmsnorm_attr){ 1e-5, MT_NORM_ROUND_THEN_SCALE, 2 } },
+    { "silu", act, &(mt_act_attr){ .kind = MT_ACT_SILU } },
+    { "gelu", act, &(mt_act_attr){ .kind = MT_ACT_GELU_TANH } },
+    { "sigmoid", act, &(mt_act_attr){ .kind = MT_ACT_SIGMOID } },
+    { "swiglu", glu, &(mt_act_attr){ .kind = MT_ACT_SILU } },
+    { "geglu", glu, &(mt_act_attr){ .kind = MT_ACT_GELU_TANH } },
+    { "clamped swiglu", glu, &(mt_act_attr){ .kind = MT_ACT_CLAMPED_SWIGLU, .limit = 0.6 } },
+    { "rope, partial", rope, &half },
+    { "rope, interleaved", rope, &interleaved },
+    { "attention", attention, &(mt_attn_attr){ 4, 4, 6, 6, 0.4, 0, 0 } },
+    { "attention, grouped, odd", attention, &(mt_attn_attr){ 6, 2, 5, 3, 0.4, 0, 0 } },
+    { "attention, window", attention, &(mt_attn_attr){ 3, 1, 4, 4, 0.5, 0, 3 } },
+    { "attention, softcap", attention, &(mt_attn_attr){ 2, 1, 4, 4, 0.9, 0.8, 0 } },
+    { "attention, sinks, window, softcap", attention, &(mt_attn_attr){ 4, 2, 4, 6, 0.9, 1.5, 2 } },
+    { "loss", loss, &(mt_xent_attr){ 0 } },
+    { "loss, softcap", loss, &(mt_xent_attr){ 1.5 } },
+    { "residuals", residuals, NULL },
+    { "addition inside", inner_add, NULL },
+    { "reuse", reuse, NULL },
+    { "frozen", frozen, NULL },
+    { "block", block, &(mt_attn_attr){ 4, 2, 6, 6, 0.4, 5.0, 4 } },
+    { NULL, NULL, NULL },
+};
+
+static void set_error(const char *fmt, ...) MT_PRINTF(1, 2);
+static void set_error(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    status_vset(MT_ERR_INVALID, fmt, args);
+    va_end(args);
+}
+
+const mt_backend *zoo_backend(void **ret_device)
+{
+    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR, set_error, log_write };
+    const char *path = getenv("MT_TEST_CPU_PLUGIN");
+    void *so = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    const mt_plugin *(*entry)(uint32_t, uint32_t);
+    if (so) {
+        void *symbol = dlsym(so, MT_PLUGIN_ENTRY);
+        memcpy(&entry, &symbol, sizeof entry);
+        const mt_plugin *p = symbol ? entry(MT_ABI_MAJOR, MT_ABI_MINOR) : NULL;
+        if (p && p->init(&host) == MT_OK) {
+            const mt_backend *b = p->get_interface(MT_BACKEND_INTERFACE);
+            if (b && b->open(0, 2, ret_device) == MT_OK)
+                return b;
+        }
+    }
+    fprintf(stderr, "cannot open the CPU backend '%s': %s\n",
+            path ? path : "(MT_TEST_CPU_PLUGIN unset)", so ? status_text() : dlerror());
+    exit(1);
+}

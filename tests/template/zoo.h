@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Small templates of every kind, for tests of the template layer.
+ */
+#ifndef MT_TEST_ZOO_H
+#define MT_TEST_ZOO_H
+
+#include "core/template/template.h"
+
+typedef struct zoo_entry {
+    const char *name;
+    mt_build_fn build;
+    const void *arg;
+} zoo_entry;
+
+/* Ends with a NULL name. */
+extern const zoo_entry zoo[];
+
+enum { ZOO_VOCAB = 11, ZOO_HIDDEN = 10 };
+
+/* The CPU backend of the build tree, opened; its path comes from MT_TEST_CPU_PLUGIN. Exits when
+ * that fails. */
+const mt_backend *zoo_backend(void **ret_device);
+
+#endif
