@@ -41,6 +41,8 @@ void train_catch_signals(void)
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    /* A file-size limit is an error to report, like a full disk, not a reason to die. */
+    signal(SIGXFSZ, SIG_IGN);
 }
 
 bool train_stop_requested(void)
@@ -99,7 +101,7 @@ static bool log_is_due(const loop *l, int64_t step)
 
 static bool eval_is_due(const loop *l, int64_t step)
 {
-    return l->run->eval_steps > 0 && (every(step, l->run->eval_steps) || is_last(l, step));
+    return l->s->validation_documents > 0 && (every(step, l->run->eval_steps) || is_last(l, step));
 }
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
@@ -231,9 +233,7 @@ static mt_status begin(loop *l)
         }
     }
 
-    const metrics_resume resume = { .step = l->state.step,
-                                    .step_is_due = log_is_due(l, l->state.step),
-                                    .eval_is_due = eval_is_due(l, l->state.step) };
+    const metrics_resume resume = { l->state.step, eval_is_due(l, l->state.step) };
     st = metrics_open(l->folder.metrics, l->folder.resume[0] ? &resume : NULL, &l->metrics,
                       &has_eval);
     if (st == MT_OK)
@@ -337,8 +337,7 @@ static mt_status do_step(loop *l)
     l->ended = ended;
 
     show_progress(l, &m);
-    if (log_is_due(l, m.step) || !m.updated)
-        st = metrics_write_step(l->metrics, &m);
+    st = metrics_write_step(l->metrics, &m);
     if (st == MT_OK && !m.updated)
         return handle_bad_numbers(l, &m);
     l->state.skipped_in_a_row = 0;

@@ -38,15 +38,6 @@ static bool parse_line(const char *line, size_t n, int64_t *ret_step, bool *ret_
     return ok;
 }
 
-/* Was the step of this line skipped? Those are logged whether due or not. */
-static bool is_skip(const char *line, size_t n)
-{
-    json_t *root = json_loadb(line, n, 0, NULL);
-    bool skip = json_is_false(json_object_get(root, "updated"));
-    json_decref(root);
-    return skip;
-}
-
 /* Where the lines end that this run would have written up to its checkpoint. */
 static int64_t find_cut(FILE *f, const metrics_resume *r, bool *ret_has_eval)
 {
@@ -59,8 +50,7 @@ static int64_t find_cut(FILE *f, const metrics_resume *r, bool *ret_has_eval)
         bool is_eval = false;
         if (!parse_line(line, (size_t)n, &step, &is_eval) || step > r->step)
             break;
-        if (step == r->step && !(is_eval ? r->eval_is_due : r->step_is_due) &&
-            !is_skip(line, (size_t)n))
+        if (is_eval && step == r->step && !r->eval_is_due)
             break;
         *ret_has_eval = is_eval && step == r->step;
         keep += n;

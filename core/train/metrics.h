@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * metrics.jsonl: one JSON object a line, for every logged step and every evaluation.
+ * metrics.jsonl: one JSON object a line, for every step and every evaluation.
  */
 #ifndef MT_CORE_METRICS_H
 #define MT_CORE_METRICS_H
@@ -9,7 +9,7 @@
 
 typedef struct metrics metrics;
 
-/* One logged step. Unless stated, figures are of this step alone. */
+/* One step. Unless stated, figures are of this step alone. */
 typedef struct metrics_step {
     int64_t step;     /* 1 for the first */
     double loss;      /* mean over the step's targets, nats */
@@ -33,16 +33,15 @@ typedef struct metrics_eval {
     double seconds;
 } metrics_eval;
 
-/* Says whether a line of `step` would be written by this run; used to cut the file on resume. */
+/* What the file is cut to on resume. */
 typedef struct metrics_resume {
     int64_t step;     /* of the checkpoint; lines after it are cut off */
-    bool step_is_due; /* would this run have logged that step, and evaluated after it? */
-    bool eval_is_due;
+    bool eval_is_due; /* does this run evaluate after that step? */
 } metrics_resume;
 
 /* Opens PATH for appending and locks it: a second process in the same run folder is refused.
  * A run that starts anew gives no `resume` and gets an empty file. A resumed one gets the lines up
- * to its checkpoint, less those that only an end of the interrupted run has written there.
+ * to its checkpoint, less an evaluation that only the end of the interrupted run has written there.
  * ret_has_eval: the last line kept is the evaluation at resume->step. [main] */
 mt_status metrics_open(const char *path, const metrics_resume *resume, metrics **ret,
                        bool *ret_has_eval);
