@@ -67,6 +67,10 @@ mt_status plan_create(const model *m, const plan_request *request, const plan_pr
                       const mt_backend *backend, void *device, plan **ret);
 void plan_destroy(plan *p); /* accepts NULL */
 
+/* Must the store have a gradient plane (store_create)? With clipping all gradients must be there
+ * before the first update; with several groups they are summed there. [pure] */
+bool plan_needs_grad_plane(const plan *p);
+
 /* The table that `megatrain plan` prints (brief: the few lines that `train` starts with). */
 void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *text), void *arg);
 

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the files of the engine share. Threads: the main thread enqueues on copy-in and compute; the
+ * lander thread (gradients.c) alone feeds copy-out; workers (workers.c) touch host memory only.
+ * With config.serial there is one queue and no thread: every piece of work is done where it is
+ * handed over.
+ */
+#ifndef MT_CORE_ENGINE_INTERNAL_H
+#define MT_CORE_ENGINE_INTERNAL_H
+
+#include "engine.h"
+#include "layout.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { LANDINGS = 8 };
+
+/* ---- timeline --------------------------------------------------------------------------------
+ */
+
+typedef enum track { TRACK_IN, TRACK_COMPUTE, TRACK_OUT, TRACK_WORKER } track;
+typedef enum event_kind {
+    EVENT_FORWARD,
+    EVENT_BACKWARD,
+    EVENT_COPY_IN,
+    EVENT_COPY_OUT,
+    EVENT_BATCH_IN,
+    EVENT_UPDATE,
+    EVENT_ADD,
+    EVENT_SCATTER,
+    EVENT_NORM,
+    EVENT_GATHER,
+    EVENT_GENERATE
+} event_kind;
+
+typedef struct timeline_event {
+    int16_t kind;
+    int16_t track; /* TRACK_WORKER + i: worker i */
+    int32_t unit;
+    int32_t micro; /* -1: all */
+} timeline_event;
+
+typedef struct timeline {
+    timeline_event *event; /* [l.n_events], a ring */
+    uint64_t *ns;          /* [2 * n_events] begin and end, written by the queues */
+    int64_t n_events;
+    _Atomic int64_t next;
+    bool detailed; /* every micro-batch and slice, for --trace */
+} timeline;
+
+/* What one pass of a unit waited for, for the step's accounting. */
+typedef struct pass_record {
+    int64_t compute, copy_in, copy_out, batch; /* timeline indices, -1: none */
+    uint64_t blocked_from, blocked_to;         /* the copy-in waited for the optimizer, ns */
+} pass_record;
+
+/* ---- workers ---------------------------------------------------------------------------------
+ */
+
+typedef enum work_kind {
+    WORK_UPDATE_PLANE, /* slices of the gradient plane */
+    WORK_UPDATE_SLAB,  /* one slice whose gradient is in a slab */
+    WORK_UPDATE_ROWS,  /* one slice of a table: the slab is filled from the packed rows */
+    WORK_ADD,          /* plane += slab */
+    WORK_SCATTER,      /* plane rows = or += packed rows */
+    WORK_SUM_SQUARES,  /* of the plane, a partial sum for each slice */
+    WORK_GATHER        /* pack rows of a table's planes for the device */
+} work_kind;
+
+typedef struct update_params {
+    int64_t step;
+    double lr, grad_scale;
+} update_params;
+
+/* Elements first .. end of a parameter (of its packed rows for a gather), in slices. */
+typedef struct work {
+    work_kind kind;
+    int32_t param;
+    int64_t first, end, slice;
+    float *slab;         /* goes back to the free slabs afterwards; may be NULL */
+    int32_t set;         /* packed rows: of which set */
+    int64_t pack_offset; /* gather: elements into the set's staging */
+    bool zero_first;     /* scatter: the first contribution of the step */
+    bool then_update;    /* add, scatter: the last contribution, update at once */
+    update_params update;
+} work;
+
+typedef struct pool {
+    pthread_mutex_t lock;
+    pthread_cond_t wake; /* workers: there is work, or stop */
+    pthread_cond_t done; /* others: something was finished, or a slab came back */
+    pthread_t *thread;
+    int32_t n_threads; /* 0: work is done by whoever submits it */
+    int32_t n_started;
+    bool stop;
+    work *ring;
+    int64_t cap, head, tail;
+    int32_t *pending;  /* [n_params] slices not yet done */
+    int32_t *updating; /* [n_params] those of them that change masters */
+    int64_t outstanding;
+    float *free_slab[LAYOUT_SLABS];
+    int32_t n_free;
+    mt_status error;
+    char error_text[512];
+} pool;
+
+/* ---- streams ---------------------------------------------------------------------------------
+ */
+
+typedef struct weight_buffer {
+    void *data;
+    void *loaded, *used; /* events: copied in; the last compute that read it */
+    int32_t unit;        /* -1: empty */
+    int64_t key;         /* what of the unit it holds: gathered rows of group `key` */
+    uint64_t version;    /* of the store */
+    int64_t copy_in;     /* timeline index */
+    uint64_t blocked_from, blocked_to;
+} weight_buffer;
+
+typedef struct grad_buffer {
+    void *data;
+    void *ready, *free; /* events: gradients complete; all copied out */
+    int64_t landing;    /* number of the landing that last used it, 0: none */
+    int64_t copy_out;   /* timeline index of that landing */
+} grad_buffer;
+
+/* One group's batches, and the table rows that they use. */
+typedef struct group_set {
+    int32_t *host, *dev; /* [group_batches][micro_elems] */
+    void *loaded, *done; /* events: batches on the device; the group's compute has passed */
+    int64_t key;         /* number of the group, over the engine's life */
+    int64_t n_batches;
+    const micro_batch **micro; /* [group_batches] */
+    int32_t *rows;             /* [gather_rows] distinct token ids, ascending */
+    int64_t n_rows;
+    int64_t landing; /* number of the last landing that reads `rows` */
+    uint16_t *hi;    /* packed rows, all gathered slots one after the other */
+    int16_t *lo;
+    int64_t batch_in; /* timeline index */
+} group_set;
+
+typedef struct landing {
+    int32_t unit, buffer, set;
+    bool last_group;
+} landing;
+
+typedef struct unit_info {
+    int64_t dense_elems; /* owned elements that stream as one copy */
+    bool gathers;
+    bool trains;           /* any slot gets a gradient */
+    int64_t slot_base;     /* index of its first slot among all units' */
+    int64_t activation[2]; /* offset of its boundary values; bytes from one batch to the next */
+    int64_t saved[2];      /* likewise of its saved region */
+    int64_t value_offset[MT_UNIT_MAX_IO]; /* of each output in a batch's boundary values */
+    mt_kv kv;
+} unit_info;
+
+/* Order in which units run: per group forward, then (training) backward. */
+typedef struct sequence {
+    int64_t n_units, n_groups, group_length;
+    int64_t first_key; /* key of the first group */
+    bool backward;
+} sequence;
+
+typedef struct step_state {
+    const step_batch *batch;
+    sequence seq;
+    bool update, immediate;
+    update_params params;
+    double loss_scale;
+    /* lander only, until it is idle */
+    bool loss_known;
+    double loss_sum;
+    bool discard;     /* no update of this step may happen */
+    int32_t bad_unit; /* immediate: its gradient is not finite; -1: none */
+} step_state;
+
+struct engine {
+    const plan *p;
+    const model *m;
+    store *s;
+    const mt_backend *b;
+    void *dev;
+    const mt_optim *optim;
+    const void *optim_state;
+    const char *trace_path;
+    bool serial, training;
+    uint64_t chaos;
+    layout l;
+    int64_t esize; /* bytes of a compute element */
+
+    void *region[LAYOUT_REGIONS];
+    void *q_in, *q_compute, *q_out; /* one and the same when serial */
+    unit_info *unit;                /* [n_units] */
+    float **plane;                  /* [n_params] host gradients, NULL: leave by slabs */
+    int32_t *contributors;          /* [n_params] */
+    int64_t *pack_offset;           /* [n_slots] of gathered slots, into a set's staging */
+    int64_t *block_base;            /* [n_params] first partial sum of squares */
+
+    weight_buffer *weights; /* [plan->weight_buffers] */
+    grad_buffer grads[LAYOUT_GRAD_BUFFERS];
+    group_set set[LAYOUT_SETS];
+    int64_t next_key;                /* of the next group */
+    int32_t *row_of;                 /* [vocab] packed row of a token id, -1 */
+    const micro_batch **group_micro; /* [group_batches] scratch */
+    void **value;      /* [group_batches][MT_UNIT_MAX_IO] gradients of boundary values */
+    void **free_value; /* [l.n_values] the others */
+    int64_t n_free_values;
+    int64_t next_grad; /* buffer, modulo their number */
+
+    double *sums_dev, *sums_host; /* [n_slots] sums of squares of device gradients */
+    double *blocks;               /* [n_blocks] partial sums over the plane */
+    void *sum_scratch;
+    int32_t packed_param; /* whose rows they are; -1: none */
+    float *packed_grads;  /* [gather_rows, cols] of the table that leaves now */
+    float *loss_host;
+    void *loss_ready; /* event: all losses of the step are on the host */
+
+    step_state step;
+    pool pool;
+    timeline time;
+    pass_record *record;
+    int64_t n_records, cap_records;
+    uint64_t rng; /* chaos, main thread */
+
+    /* the lander */
+    pthread_t lander;
+    bool lander_started;
+    pthread_mutex_t lock;
+    pthread_cond_t wake, progress;
+    bool stop;
+    landing landing[LANDINGS];
+    int64_t landings_given, landings_enqueued, landings_done;
+    int32_t *landed; /* [n_params] contributions of this step so far */
+    void *slab_event[LAYOUT_SLABS];
+    work flight[LAYOUT_SLABS]; /* slabs that are being copied into, a ring */
+    int64_t flight_head, flight_tail;
+    int32_t *complete; /* [n_params] parameters to update when the landing is through */
+    int32_t n_complete;
+    uint64_t lander_rng;
+
+    int64_t generated;  /* generation: next position */
+    int32_t *positions; /* [l.tokens] scratch */
+};
+
+/* engine.c: fails when the device or a worker has */
+mt_status engine_alive(engine *e);
+
+/* chaos.c: delays and poison; nothing without config.chaos */
+void chaos_delay(engine *e, void *queue, uint64_t *rng);
+void chaos_sleep(engine *e, uint64_t *rng);
+void chaos_poison(engine *e, void *queue, void *p, int64_t bytes);
+/* What follows every enqueue: waits for it when serial. */
+static inline void enqueued(engine *e, void *queue)
+{
+    if (e->serial)
+        e->b->queue_sync(e->dev, queue);
+}
+
+/* trace.c */
+uint64_t time_now(void);
+int64_t time_begin(engine *e, void *queue, int track_, event_kind kind, int32_t unit,
+                   int32_t micro);
+void time_end(engine *e, void *queue, int64_t index);
+/* Host work that is over already. Only in a detailed timeline. [any] */
+void time_span(engine *e, int track_, event_kind kind, int32_t unit, uint64_t from, uint64_t to);
+void time_account(engine *e, uint64_t from, engine_result *ret);
+mt_status trace_write(engine *e);
+
+/* workers.c */
+mt_status pool_start(engine *e, int32_t threads);
+void pool_stop(engine *e);
+void pool_submit(engine *e, const work *w);
+void pool_wait_param(engine *e, int32_t param);
+/* Masters of every parameter that unit u reads are up to date; true when it had to wait. */
+bool pool_updating(engine *e, int32_t unit);
+void pool_wait_updates(engine *e, int32_t unit);
+void pool_wait_idle(engine *e);
+float *pool_try_slab(engine *e);
+float *pool_wait_slab(engine *e);
+void pool_release_slab(engine *e, float *slab);
+mt_status pool_error(engine *e);
+
+/* stream.c */
+mt_status stream_start(engine *e);
+void stream_stop(engine *e);
+void stream_prepare(engine *e, const micro_batch *const *micro, int64_t n, int64_t key,
+                    bool with_targets);
+int32_t stream_unit_at(const sequence *s, int64_t pos);
+/* The buffer with the weights of the unit at `pos`; compute has been told to wait for them. */
+weight_buffer *stream_acquire(engine *e, const sequence *s, int64_t pos);
+/* The unit at `pos` is through; fetches ahead. */
+void stream_release(engine *e, const sequence *s, int64_t pos, weight_buffer *w);
+void stream_batch(const engine *e, const group_set *s, int64_t i, mt_batch *ret);
+
+/* gradients.c */
+mt_status lander_start(engine *e);
+void lander_stop(engine *e);
+grad_buffer *lander_acquire(engine *e, int32_t *ret_index);
+void lander_submit(engine *e, const landing *l);
+void lander_wait(engine *e, int64_t number); /* until landing `number` is through */
+void step_sum_loss(engine *e);
+
+/* pass.c */
+mt_status pass_start(engine *e);
+void pass_stop(engine *e);
+/* Enqueues all groups of e->step; afterwards the lander may still be busy. */
+void pass_train(engine *e);
+double pass_eval(engine *e, const step_batch *batch);
+/* One micro-batch through unit `unit` in generation; KV slots hold `used` tokens. */
+void pass_generate_unit(engine *e, int32_t unit, const weight_buffer *w, const mt_batch *batch,
+                        mt_pass pass, int64_t used);
+
+#endif

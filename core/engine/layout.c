@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Exact bytes of every region of an engine.
+ */
+#include "layout.h"
+
+#include <string.h>
+
+const char *layout_region_name(layout_region r)
+{
+    static const char *const name[LAYOUT_REGIONS] = {
+        [LAYOUT_WEIGHTS] = "weight buffers",
+        [LAYOUT_GRADS] = "gradient buffers",
+        [LAYOUT_ACTIVATIONS] = "boundary activations",
+        [LAYOUT_ACTIVATION_GRADS] = "boundary gradients",
+        [LAYOUT_SAVED] = "saved activations",
+        [LAYOUT_WORK] = "workspace",
+        [LAYOUT_BATCH] = "batches",
+        [LAYOUT_LOSS] = "token losses",
+        [LAYOUT_JOIN] = "FP32 join scratch",
+        [LAYOUT_REDUCTIONS] = "reductions",
+        [LAYOUT_KV] = "KV cache",
+        [LAYOUT_LOGITS] = "logits",
+        [LAYOUT_MASTERS] = "master weights",
+        [LAYOUT_STATES] = "optimizer states",
+        [LAYOUT_GRAD_PLANE] = "gradient plane",
+        [LAYOUT_SLAB] = "gradient slabs",
+        [LAYOUT_SHARED_GRADS] = "shared gradients",
+        [LAYOUT_GATHERED] = "embedding staging",
+        [LAYOUT_ROW_INDEX] = "embedding row index",
+        [LAYOUT_HOST_BATCH] = "batch staging",
+        [LAYOUT_HOST_LOSS] = "token loss staging",
+        [LAYOUT_HOST_REDUCTIONS] = "reduction staging",
+        [LAYOUT_HOST_LOGITS] = "logit staging",
+        [LAYOUT_TIMELINE] = "timeline",
+    };
+    return name[r];
+}
+
+static int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+int64_t layout_slice(const model_param *p, int64_t slab_elems)
+{
+    if (p->rows == 0 || p->cols > slab_elems)
+        return min64(slab_elems, p->elems);
+    return min64(slab_elems / p->cols * p->cols, p->elems);
+}
+
+int32_t layout_contributors(const model *m, int32_t param)
+{
+    int32_t n = 0;
+    for (int32_t u = 0; u < m->n_units; u++)
+        for (uint32_t s = 0; s < m->units[u].t->n_params; s++)
+            n += m->units[u].slot[s] == param;
+    return n;
+}
+
+int64_t layout_out_bytes(const tpl_plan *t)
+{
+    int64_t bytes = 0;
+    for (uint32_t i = 0; i < t->t->n_out; i++)
+        bytes += layout_align(t->out_bytes[i]);
+    return bytes;
+}
+
+/* Weights, gradients and what goes with each parameter. */
+static void lay_out_params(const plan *p, const mt_backend *backend, void *device, layout *l)
+{
+    const model *m = p->m;
+    const plan_request *r = &p->request;
+    int64_t esize = mt_dtype_size(r->compute);
+    int64_t join = 0, slab = 1, sum = 0;
+
+    for (int32_t i = 0; i < m->n_params; i++)
+        if (!(m->params[i].flags & MT_PARAM_FROZEN)) {
+            slab = max64(slab, min64(m->params[i].elems, LAYOUT_SLAB_ELEMS));
+            slab = max64(slab, m->params[i].cols);
+        }
+    l->slab_elems = layout_align(slab * 4) / 4;
+
+    for (int32_t u = 0; u < m->n_units; u++) {
+        const tpl *t = m->units[u].t;
+        l->weight_stride = max64(l->weight_stride, layout_align(p->tpl[u]->weight_bytes));
+        l->grad_stride = max64(l->grad_stride, layout_align(p->tpl[u]->grad_bytes));
+        l->n_slots += t->n_params;
+        for (uint32_t s = 0; s < t->n_params; s++) {
+            const tpl_param *slot = &t->params[s];
+            int64_t n = slot->elems;
+            if (slot->gathered) {
+                l->gather_cols += slot->info.cols;
+                l->packed_grad_cols = max64(l->packed_grad_cols, slot->info.cols);
+                n = l->gather_rows * slot->info.cols;
+            }
+            sum = max64(sum, backend->sum_squares_scratch(device, n));
+        }
+        join = max64(join, p->tpl[u]->device_elems);
+    }
+    for (int32_t i = 0; i < m->n_params; i++) {
+        const model_param *q = &m->params[i];
+        int64_t slice = layout_slice(q, l->slab_elems);
+        l->n_blocks += (q->elems + slice - 1) / slice;
+        if (r->training && !l->grad_plane && !(q->flags & MT_PARAM_FROZEN) &&
+            layout_contributors(m, i) > 1)
+            l->bytes[LAYOUT_SHARED_GRADS] += layout_align(q->elems * 4);
+    }
+    if (r->compute == MT_F32)
+        l->join_bytes =
+            layout_align(max64(0, backend->join_scratch(device, min64(join, LAYOUT_JOIN_ELEMS))));
+    l->sum_scratch = layout_align(sum);
+
+    l->bytes[LAYOUT_WEIGHTS] = p->weight_buffers * l->weight_stride;
+    l->bytes[LAYOUT_JOIN] = l->join_bytes;
+    if (l->gather_cols) {
+        int64_t weights = layout_align(l->gather_rows * l->gather_cols * 2);
+        l->bytes[LAYOUT_GATHERED] = LAYOUT_SETS * weights * (esize / 2);
+        if (r->training)
+            l->bytes[LAYOUT_GATHERED] += layout_align(l->gather_rows * l->packed_grad_cols * 4);
+        l->bytes[LAYOUT_ROW_INDEX] =
+            layout_align(m->vocab * 4) + LAYOUT_SETS * layout_align(l->gather_rows * 4);
+    }
+    if (r->training) {
+        l->bytes[LAYOUT_GRADS] = LAYOUT_GRAD_BUFFERS * l->grad_stride;
+        l->bytes[LAYOUT_REDUCTIONS] = layout_align(l->n_slots * 8) + l->sum_scratch;
+        l->bytes[LAYOUT_HOST_REDUCTIONS] =
+            layout_align(l->n_slots * 8) + layout_align(l->n_blocks * 8);
+        l->bytes[LAYOUT_SLAB] = LAYOUT_SLABS * l->slab_elems * 4;
+    }
+}
+
+/* Activations and scratch of the units. */
+static void lay_out_values(const plan *p, layout *l)
+{
+    const plan_request *r = &p->request;
+    int32_t n_units = p->m->n_units;
+    int64_t most = 0, widest = 0, tuple = 0, work = 0, saved = 0, outs = 0;
+    for (int32_t u = 0; u < n_units; u++) {
+        const tpl_plan *t = p->tpl[u];
+        bool last = u == n_units - 1;
+        work = max64(work, t->work_bytes[0]);
+        if (r->training)
+            work = max64(work, t->work_bytes[1]);
+        if (r->context)
+            work = max64(work, t->generate_work_bytes);
+        saved += layout_align(t->saved_bytes) * (last ? 1 : p->group_batches);
+        if (last)
+            break;
+        outs += layout_out_bytes(t);
+        most = max64(most, layout_out_bytes(t));
+        tuple = max64(tuple, t->t->n_out);
+        for (uint32_t i = 0; i < t->t->n_out; i++)
+            widest = max64(widest, layout_align(t->out_bytes[i]));
+    }
+    l->activation_stride = most;
+    l->value_stride = widest;
+    l->n_values = tuple * (p->group_batches + 1);
+    l->bytes[LAYOUT_WORK] = layout_align(work);
+    l->bytes[LAYOUT_LOSS] = layout_align(p->tpl[n_units - 1]->out_bytes[0]);
+    if (r->training) {
+        l->bytes[LAYOUT_ACTIVATIONS] = outs * p->group_batches;
+        l->bytes[LAYOUT_ACTIVATION_GRADS] = l->n_values * widest;
+        l->bytes[LAYOUT_SAVED] = saved;
+    } else {
+        l->bytes[LAYOUT_ACTIVATIONS] = 2 * most * p->group_batches;
+    }
+}
+
+void layout_make(const plan *p, const mt_backend *backend, void *device, layout *ret)
+{
+    const plan_request *r = &p->request;
+    const model *m = p->m;
+    layout l = { .tokens = p->tpl[0]->bounds.tokens,
+                 .documents = p->tpl[0]->bounds.documents,
+                 .gather_rows = p->tpl[0]->bounds.gather_rows,
+                 .grad_plane = plan_needs_grad_plane(p) };
+    lay_out_params(p, backend, device, &l);
+    lay_out_values(p, &l);
+
+    l.stream_elems = layout_align(l.tokens * 4) / 4;
+    l.micro_elems = 4 * l.stream_elems + layout_align((l.documents + 1) * 4) / 4;
+    l.bytes[LAYOUT_BATCH] = LAYOUT_SETS * p->group_batches * l.micro_elems * 4;
+    l.bytes[LAYOUT_HOST_BATCH] = l.bytes[LAYOUT_BATCH];
+    l.bytes[LAYOUT_HOST_LOSS] =
+        layout_align((r->training ? r->micro_batches : p->group_batches) * l.tokens * 4);
+    if (r->context) {
+        int64_t esize = mt_dtype_size(r->compute);
+        for (int32_t u = 0; u < m->n_units; u++)
+            for (int k = 0; k < 2; k++)
+                l.bytes[LAYOUT_KV] += layout_align(r->context * m->units[u].t->kv_cols[k] * esize);
+        /* The rows that are asked for travel with the logits. */
+        l.bytes[LAYOUT_LOGITS] = LAYOUT_LOGIT_ROWS * m->vocab * 4 + 256;
+        l.bytes[LAYOUT_LOGITS] = layout_align(l.bytes[LAYOUT_LOGITS]);
+        l.bytes[LAYOUT_HOST_LOGITS] = l.bytes[LAYOUT_LOGITS];
+    }
+    int64_t events = p->groups * 2 * m->n_units * (p->group_batches + 4) * 2;
+    l.n_events = max64(LAYOUT_MIN_EVENTS, events);
+    l.bytes[LAYOUT_TIMELINE] = layout_align(l.n_events * 16);
+
+    for (int32_t u = 0; u < m->n_units; u++) {
+        int64_t n = m->units[u].t->own_elems;
+        l.bytes[LAYOUT_MASTERS] += 2 * layout_align(n * 2);
+        if (!r->training)
+            continue;
+        for (uint32_t s = 0; s < r->n_states; s++)
+            l.bytes[LAYOUT_STATES] += layout_align(n * mt_dtype_size(r->states[s].dtype));
+        if (l.grad_plane)
+            l.bytes[LAYOUT_GRAD_PLANE] += layout_align(n * 4);
+    }
+    *ret = l;
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Every region that an engine allocates for a plan, in exact bytes. The plan adds them up and the
+ * engine allocates them from the same figures, so the two cannot differ.
+ */
+#ifndef MT_CORE_LAYOUT_H
+#define MT_CORE_LAYOUT_H
+
+#include "plan.h"
+
+enum {
+    LAYOUT_GRAD_BUFFERS = 2, /* on the device: one leaves while the next is formed */
+    LAYOUT_SLABS = 16,       /* gradient slices on their way to the optimizer */
+    LAYOUT_SLAB_ELEMS = 1 << 19,
+    LAYOUT_JOIN_ELEMS = 1 << 24, /* masters that are joined at once: bounds the scratch */
+    LAYOUT_SETS = 2,             /* groups whose batches are on the device */
+    LAYOUT_LOGIT_ROWS = 16,      /* rows of logits formed at once */
+    LAYOUT_MIN_EVENTS = 1 << 15
+};
+
+typedef enum layout_region {
+    /* device */
+    LAYOUT_WEIGHTS,
+    LAYOUT_GRADS,
+    LAYOUT_ACTIVATIONS,
+    LAYOUT_ACTIVATION_GRADS,
+    LAYOUT_SAVED,
+    LAYOUT_WORK,
+    LAYOUT_BATCH,
+    LAYOUT_LOSS,
+    LAYOUT_JOIN,
+    LAYOUT_REDUCTIONS,
+    LAYOUT_KV,
+    LAYOUT_LOGITS,
+    /* host; the first three make up the store */
+    LAYOUT_MASTERS,
+    LAYOUT_STATES,
+    LAYOUT_GRAD_PLANE,
+    LAYOUT_SLAB,
+    LAYOUT_SHARED_GRADS,
+    LAYOUT_GATHERED,
+    LAYOUT_ROW_INDEX,
+    LAYOUT_HOST_BATCH,
+    LAYOUT_HOST_LOSS,
+    LAYOUT_HOST_REDUCTIONS,
+    LAYOUT_HOST_LOGITS,
+    LAYOUT_TIMELINE,
+    LAYOUT_REGIONS
+} layout_region;
+
+const char *layout_region_name(layout_region r);
+static inline plan_tier layout_region_tier(layout_region r)
+{
+    return r < LAYOUT_MASTERS ? PLAN_DEVICE : PLAN_HOST;
+}
+
+typedef struct layout {
+    int64_t bytes[LAYOUT_REGIONS];
+    int64_t tokens, documents; /* bounds of a micro-batch */
+    int64_t weight_stride;     /* bytes of a weight buffer, of a gradient buffer */
+    int64_t grad_stride;
+    int64_t activation_stride; /* inference: bytes of one micro-batch's boundary values */
+    int64_t value_stride;      /* bytes of one boundary gradient */
+    int64_t n_values;          /* boundary gradients */
+    int64_t micro_elems;       /* int32 of a micro-batch: ids, rows, targets, positions, starts */
+    int64_t stream_elems;      /* int32 of each of the first four */
+    int64_t slab_elems;
+    int64_t gather_rows, gather_cols; /* cols: summed over gathered slots */
+    int64_t packed_grad_cols;         /* widest gathered slot */
+    int64_t n_slots;                  /* parameter slots of all units */
+    int64_t n_blocks;                 /* slices of all parameters: partial sums of squares */
+    int64_t sum_scratch;              /* bytes */
+    int64_t join_bytes;
+    int64_t n_events;
+    bool grad_plane;
+} layout;
+
+/* Bytes rounded up to the alignment of device memory. */
+static inline int64_t layout_align(int64_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+/* Elements of one slice of parameter p: whole rows for a matrix whose rows fit, fixed by shapes
+ * only so that results do not depend on threads. [pure] */
+int64_t layout_slice(const model_param *p, int64_t slab_elems);
+
+/* Uses of parameter p by unit slots, itself included. */
+int32_t layout_contributors(const model *m, int32_t param);
+
+/* Boundary values of unit u for one micro-batch, bytes. */
+int64_t layout_out_bytes(const tpl_plan *t);
+
+/* p->request, groups, group_batches, weight_buffers and tpl[] must be set. [pure] */
+void layout_make(const plan *p, const mt_backend *backend, void *device, layout *ret);
+
+#endif

@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Choosing a plan: the number of groups, every unit's policy and the weight buffers, by exact bytes
+ * and a cost model. Bytes come from layout.c; printing and measuring have files of their own.
+ */
+#include "plan.h"
+
+#include "../base/status.h"
+#include "host_memory.h"
+#include "layout.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Template plans are made once for each template, policy and number of gathered rows. */
+typedef struct owned_tpl {
+    int32_t tpl;
+    tpl_policy policy;
+    int64_t gather_rows;
+    tpl_plan *plan;
+} owned_tpl;
+
+struct plan_owner {
+    owned_tpl *tpl;
+    int32_t n_tpl, cap_tpl;
+    plan_profile profile;
+    const mt_backend *backend;
+    void *device;
+};
+
+/* What there is. */
+typedef struct limits {
+    int64_t device, host;
+    bool unified; /* both tiers are the same memory */
+} limits;
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+bool plan_needs_grad_plane(const plan *p)
+{
+    return p->request.training && (p->request.max_grad_norm > 0 || p->groups > 1);
+}
+
+static mt_status get_tpl(plan *p, int32_t tpl_index, tpl_policy policy, int64_t gather_rows,
+                         tpl_plan **ret)
+{
+    struct plan_owner *o = p->owner;
+    for (int32_t i = 0; i < o->n_tpl; i++)
+        if (o->tpl[i].tpl == tpl_index && o->tpl[i].policy == policy &&
+            o->tpl[i].gather_rows == gather_rows) {
+            *ret = o->tpl[i].plan;
+            return MT_OK;
+        }
+    if (o->n_tpl == o->cap_tpl) {
+        int32_t cap = o->cap_tpl ? 2 * o->cap_tpl : 16;
+        owned_tpl *grown = realloc(o->tpl, (size_t)cap * sizeof *grown);
+        if (!grown)
+            return status_nomem("the plan", (size_t)cap * sizeof *grown);
+        o->tpl = grown;
+        o->cap_tpl = cap;
+    }
+    const plan_request *r = &p->request;
+    tpl_bounds bounds = { .tokens = r->micro_tokens,
+                          .documents = r->micro_documents,
+                          .gather_rows = gather_rows,
+                          .compute = r->compute };
+    if (!r->training && r->context > bounds.tokens)
+        bounds.tokens = r->context; /* a prompt is one micro-batch */
+    tpl_plan *made;
+    mt_status st =
+        tpl_plan_create(p->m->tpls[tpl_index], policy, &bounds, o->backend, o->device, &made);
+    if (st < 0)
+        return st;
+    o->tpl[o->n_tpl++] = (owned_tpl){ tpl_index, policy, gather_rows, made };
+    *ret = made;
+    return MT_OK;
+}
+
+/* ---- bytes and time of one candidate ---------------------------------------------------------
+ */
+
+static mt_status set_policy(plan *p, int32_t unit, tpl_policy policy)
+{
+    int64_t tokens = p->request.micro_tokens;
+    if (!p->request.training && p->request.context > tokens)
+        tokens = p->request.context;
+    int64_t rows = min64(p->m->vocab, p->group_batches * tokens);
+    mt_status st = get_tpl(p, p->m->units[unit].tpl_index, policy, rows, &p->tpl[unit]);
+    if (st == MT_OK)
+        p->policy[unit] = policy;
+    return st;
+}
+
+static mt_status set_policies(plan *p, tpl_policy policy)
+{
+    mt_status st = MT_OK;
+    for (int32_t u = 0; u < p->m->n_units && st == MT_OK; u++)
+        st = set_policy(p, u, policy);
+    return st;
+}
+
+static void count_bytes(plan *p)
+{
+    layout l;
+    layout_make(p, p->owner->backend, p->owner->device, &l);
+    p->n_items = 0;
+    memset(p->tier_bytes, 0, sizeof p->tier_bytes);
+    for (int r = 0; r < LAYOUT_REGIONS; r++) {
+        if (l.bytes[r] == 0)
+            continue;
+        plan_tier tier = layout_region_tier(r);
+        p->item[p->n_items++] = (plan_item){ layout_region_name(r), tier, l.bytes[r] };
+        p->tier_bytes[tier] += l.bytes[r];
+    }
+}
+_Static_assert(LAYOUT_REGIONS <= (int)(sizeof((plan *)0)->item / sizeof(plan_item)),
+               "every region has an item");
+
+static bool fits(const plan *p, const limits *lim)
+{
+    int64_t device = p->tier_bytes[PLAN_DEVICE], host = p->tier_bytes[PLAN_HOST];
+    if (lim->unified && device + host > lim->host)
+        return false;
+    return device <= lim->device && host <= lim->host;
+}
+
+/* Seconds of a full step. The rates bound each resource by itself; passes that overlap take as long
+ * as the slowest. With clipping the optimizer runs beside the next forward, without it beside
+ * backward. */
+static void predict(plan *p)
+{
+    const plan_request *r = &p->request;
+    const plan_profile *f = &p->owner->profile;
+    const model *m = p->m;
+    double tokens = (double)r->micro_tokens * (double)r->micro_batches;
+    double pairs = tokens * (double)(r->max_seq_len > 0 ? r->max_seq_len + 1 : 1) / 2;
+    double forward = 0, backward = 0, weights = 0, grads = 0, kept = 0;
+    for (int32_t u = 0; u < m->n_units; u++) {
+        const tpl *t = m->units[u].t;
+        double allowed = pairs;
+        if (t->attn_window > 0 && t->attn_window < r->max_seq_len)
+            allowed = tokens * (double)t->attn_window;
+        double attn = t->attn_flops_per_pair * allowed / f->attn_flops;
+        double gemm = tokens * t->gemm_flops_per_token / f->gemm_flops;
+        forward += gemm + attn;
+        backward +=
+            2 * gemm + 2.5 * attn + tokens * t->recompute_gemm_flops[p->policy[u]] / f->gemm_flops;
+        if (p->policy[u] == TPL_INPUT)
+            backward += attn;
+        if (p->policy[u] != TPL_KEEP)
+            backward += 0.02 * gemm; /* the cheap operations, which only move memory */
+        double bytes = (double)p->tpl[u]->weight_bytes;
+        weights += bytes;
+        grads += (double)p->tpl[u]->grad_bytes;
+        if (u >= m->n_units - p->weight_buffers)
+            kept += bytes;
+    }
+    double groups = (double)p->groups;
+    p->compute_seconds = forward + (r->training ? backward : 0);
+    double in_forward = groups * weights / f->copy_in;
+    double in_backward = r->training ? groups * (weights - kept) / f->copy_in : 0;
+    p->copy_in_seconds = in_forward + in_backward;
+    p->copy_out_seconds = r->training ? groups * grads / f->copy_out : 0;
+    double host = 0;
+    if (r->training) {
+        double per_elem = 8 + 4; /* both planes read and written, the gradient read */
+        for (uint32_t s = 0; s < r->n_states; s++)
+            per_elem += 2.0 * (double)mt_dtype_size(r->states[s].dtype);
+        host = per_elem * (double)m->total_params + 12.0 * (groups - 1) * grads / 4;
+    }
+    p->optimizer_seconds = host / f->host_bandwidth;
+
+    if (!r->training)
+        p->seconds = fmax(forward, in_forward);
+    else if (r->max_grad_norm > 0)
+        p->seconds = fmax(fmax(forward, in_forward), p->optimizer_seconds) +
+                     fmax(fmax(backward, in_backward), p->copy_out_seconds);
+    else
+        p->seconds = fmax(fmax(p->compute_seconds, p->copy_in_seconds),
+                          fmax(p->copy_out_seconds, p->optimizer_seconds));
+    const struct {
+        double seconds;
+        const char *name;
+    } by[] = { { p->compute_seconds, "compute" },
+               { p->copy_in_seconds, "copy-in" },
+               { p->copy_out_seconds, "copy-out" },
+               { p->optimizer_seconds, "host memory" } };
+    int worst = 0;
+    for (int i = 1; i < 4; i++)
+        if (by[i].seconds > by[worst].seconds)
+            worst = i;
+    p->bound = by[worst].name;
+}
+
+/* Raises policies from `from` to `to`, unit by unit, as long as everything fits. */
+static mt_status raise_policies(plan *p, tpl_policy from, tpl_policy to, const limits *lim)
+{
+    for (int32_t u = p->m->n_units - 1; u >= 0; u--) {
+        if (p->policy[u] != from)
+            continue;
+        mt_status st = set_policy(p, u, to);
+        if (st < 0)
+            return st;
+        count_bytes(p);
+        if (!fits(p, lim)) {
+            st = set_policy(p, u, from);
+            count_bytes(p);
+            return st;
+        }
+    }
+    return MT_OK;
+}
+
+/* Completes a candidate with `groups` groups. GEMMs are what recompute costs, so that every unit
+ * reaches `select`, which repeats none, before the first is raised to `keep`. */
+static mt_status complete(plan *p, int64_t groups, const limits *lim, bool *ret_fits)
+{
+    const plan_request *r = &p->request;
+    p->groups = groups;
+    p->group_batches = (r->micro_batches + groups - 1) / groups;
+    p->weight_buffers = r->weight_buffers == PLAN_AUTO ? 2 : r->weight_buffers;
+    tpl_policy lowest = r->policy == PLAN_AUTO ? TPL_INPUT : (tpl_policy)r->policy;
+    if (!r->training)
+        lowest = TPL_KEEP; /* nothing is saved; the policy makes no difference */
+    mt_status st = set_policies(p, lowest);
+    if (st < 0)
+        return st;
+    count_bytes(p);
+    bool ok = fits(p, lim);
+    if (ok && r->training && r->policy == PLAN_AUTO) {
+        st = raise_policies(p, TPL_INPUT, TPL_SELECT, lim);
+        if (st == MT_OK)
+            st = raise_policies(p, TPL_SELECT, TPL_KEEP, lim);
+        if (st < 0)
+            return st;
+    }
+    if (ok && r->weight_buffers == PLAN_AUTO && !r->training && r->context) {
+        /* Decoding reads every weight for one token: all of them stay when they can. */
+        p->weight_buffers = p->m->n_units > 2 ? p->m->n_units : 2;
+        count_bytes(p);
+        if (!fits(p, lim)) {
+            p->weight_buffers = 2;
+            count_bytes(p);
+        }
+    }
+    predict(p);
+    *ret_fits = ok;
+    return MT_OK;
+}
+
+/* The fastest number of groups that fits, completed in p. */
+static mt_status choose(plan *p, const limits *lim, bool *ret_fits)
+{
+    const plan_request *r = &p->request;
+    if (r->groups != PLAN_AUTO)
+        return complete(p, r->groups, lim, ret_fits);
+    int64_t best = 0;
+    double best_seconds = 0;
+    bool ok = false;
+    for (int64_t groups = 1; groups <= r->micro_batches; groups++) {
+        /* Numbers of groups that leave groups equally large move more for nothing. */
+        int64_t largest = (r->micro_batches + groups - 1) / groups;
+        if (groups > 1 && largest == (r->micro_batches + groups - 2) / (groups - 1))
+            continue;
+        mt_status st = complete(p, groups, lim, &ok);
+        if (st < 0)
+            return st;
+        if (ok && (best == 0 || p->seconds < best_seconds * 0.999)) {
+            best = groups;
+            best_seconds = p->seconds;
+        }
+    }
+    return complete(p, best ? best : r->micro_batches, lim, ret_fits);
+}
+
+/* ---- refusing --------------------------------------------------------------------------------
+ */
+
+typedef struct text {
+    char s[1700];
+    size_t n;
+} text;
+
+static void MT_PRINTF(2, 3) text_add(text *t, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(t->s + t->n, sizeof t->s - t->n, fmt, args);
+    va_end(args);
+    if (n > 0)
+        t->n = t->n + (size_t)n < sizeof t->s ? t->n + (size_t)n : sizeof t->s - 1;
+}
+
+static void text_bytes(text *t, int64_t bytes)
+{
+    if (bytes >= (int64_t)1 << 30)
+        text_add(t, "%.2f GiB", (double)bytes / (1 << 30));
+    else
+        text_add(t, "%.2f MiB", (double)bytes / (1 << 20));
+}
+
+static void text_tier(text *t, const plan *p, plan_tier tier, int64_t limit)
+{
+    text_add(t, "%s ", tier == PLAN_DEVICE ? "device" : "host");
+    text_bytes(t, p->tier_bytes[tier]);
+    text_add(t, " of ");
+    text_bytes(t, limit);
+    text_add(t, " (");
+    const char *sep = "";
+    for (int32_t i = 0; i < p->n_items; i++)
+        if (p->item[i].tier == tier && p->item[i].bytes >= p->tier_bytes[tier] / 20) {
+            text_add(t, "%s%s ", sep, p->item[i].name);
+            text_bytes(t, p->item[i].bytes);
+            sep = ", ";
+        }
+    text_add(t, ")");
+}
+
+/* Would the request fit with these changes? Leaves p in an arbitrary, complete state. */
+static bool would_fit(plan *p, const plan_request *changed, const limits *lim)
+{
+    plan_request saved = p->request;
+    bool ok = false;
+    p->request = *changed;
+    if (choose(p, lim, &ok) < 0)
+        ok = false;
+    p->request = saved;
+    return ok;
+}
+
+static mt_status refuse(plan *p, const limits *lim)
+{
+    text t = { .n = 0 };
+    int64_t device = p->tier_bytes[PLAN_DEVICE], host = p->tier_bytes[PLAN_HOST];
+    int64_t short_by =
+        device - lim->device > host - lim->host ? device - lim->device : host - lim->host;
+    if (lim->unified && device + host - lim->host > short_by)
+        short_by = device + host - lim->host;
+    text_add(&t, "the run does not fit, ");
+    text_bytes(&t, short_by);
+    text_add(&t, " are missing: ");
+    text_tier(&t, p, PLAN_DEVICE, lim->device);
+    text_add(&t, "; ");
+    text_tier(&t, p, PLAN_HOST, lim->host);
+    if (lim->unified)
+        text_add(&t, "; both are the same memory");
+
+    const plan_request *r = &p->request;
+    plan_request c = *r;
+    const char *sep = ". It fits with ";
+    c.policy = PLAN_AUTO;
+    if (r->training && r->policy != PLAN_AUTO && r->policy != TPL_INPUT && would_fit(p, &c, lim)) {
+        text_add(&t, "%smemory.activations: auto or input", sep);
+        sep = ", or with ";
+    }
+    c = *r;
+    c.groups = r->micro_batches;
+    if (r->groups != PLAN_AUTO && r->groups < r->micro_batches && would_fit(p, &c, lim)) {
+        text_add(&t, "%smemory.groups: auto or up to %lld", sep, (long long)r->micro_batches);
+        sep = ", or with ";
+    }
+    c = *r;
+    c.max_grad_norm = 0;
+    if (r->training && r->max_grad_norm > 0 && would_fit(p, &c, lim)) {
+        text_add(&t, "%strain.max_grad_norm: 0 (no gradient plane)", sep);
+        sep = ", or with ";
+    }
+    c = *r;
+    c.groups = PLAN_AUTO;
+    c.policy = PLAN_AUTO;
+    while (c.micro_tokens > 64) {
+        c.micro_tokens /= 2;
+        c.max_seq_len = min64(c.max_seq_len, c.micro_tokens);
+        c.micro_documents = min64(c.micro_documents, c.micro_tokens);
+        if (would_fit(p, &c, lim)) {
+            text_add(&t,
+                     "%smicro-batches of at most %lld tokens (a smaller train.micro_batch_size or "
+                     "data.max_seq_len)",
+                     sep, (long long)c.micro_tokens);
+            sep = ", or with ";
+            break;
+        }
+    }
+    if (sep[0] == '.')
+        text_add(&t, ". No setting makes it fit: a smaller model or more memory is needed");
+    return status_set(MT_ERR_NOMEM, "%s", t.s);
+}
+
+/* ---- creating --------------------------------------------------------------------------------
+ */
+
+static mt_status check_request(const model *m, const plan_request *r)
+{
+    if (r->compute != MT_F32 && r->compute != MT_BF16)
+        return status_set(MT_ERR_UNSUPPORTED, "precision %s: the engine computes in fp32 or bf16",
+                          mt_dtype_name(r->compute));
+    if (r->micro_tokens < 1 || r->micro_batches < 1 || r->micro_documents < 1)
+        return status_set(MT_ERR_INVALID,
+                          "a step of %lld micro-batches of %lld tokens in %lld documents; all must "
+                          "be at least 1",
+                          (long long)r->micro_batches, (long long)r->micro_tokens,
+                          (long long)r->micro_documents);
+    if (r->groups != PLAN_AUTO && (r->groups < 1 || r->groups > r->micro_batches))
+        return status_set(MT_ERR_INVALID,
+                          "memory.groups is %lld; expected 1 to the %lld micro-batches of a step",
+                          (long long)r->groups, (long long)r->micro_batches);
+    if (r->policy != PLAN_AUTO && (r->policy < 0 || r->policy >= TPL_POLICIES))
+        return status_set(MT_ERR_INVALID, "activation policy %d is none of keep, select, input",
+                          r->policy);
+    if (r->weight_buffers != PLAN_AUTO && r->weight_buffers < 2)
+        return status_set(MT_ERR_INVALID, "memory.weight_buffers is %d; at least 2 are needed",
+                          r->weight_buffers);
+    if (r->n_states > MT_OPTIM_MAX_STATES)
+        return status_set(MT_ERR_INVALID, "%u optimizer states; at most %d", r->n_states,
+                          MT_OPTIM_MAX_STATES);
+    if (m->n_units < 2)
+        return status_set(MT_ERR_INVALID,
+                          "the model has %d units; at least an embedding and a "
+                          "head are needed",
+                          m->n_units);
+    if (!m->units[m->n_units - 1].t->makes_loss)
+        return status_set(MT_ERR_INVALID, "the last unit, '%s', computes no loss",
+                          m->units[m->n_units - 1].name);
+    if (m->vocab < 1)
+        return status_set(MT_ERR_INVALID, "the architecture did not say how large the vocabulary "
+                                          "is (set_vocab)");
+    for (int32_t u = 0; u < m->n_units - 1; u++)
+        if (m->units[u].t->n_out != m->units[u + 1].t->n_in)
+            return status_set(MT_ERR_INVALID, "unit '%s' passes on %u values, '%s' takes %u",
+                              m->units[u].name, m->units[u].t->n_out, m->units[u + 1].name,
+                              m->units[u + 1].t->n_in);
+    if (m->units[0].t->n_in != 0)
+        return status_set(MT_ERR_INVALID, "the first unit, '%s', takes values from a unit below",
+                          m->units[0].name);
+    return MT_OK;
+}
+
+static limits find_limits(const plan_request *r, const mt_backend *backend, const void *device)
+{
+    mt_device_info info = { .struct_size = sizeof info };
+    backend->info(device, &info);
+    limits lim = { .unified = info.unified != 0 };
+    lim.host = r->host_limit == PLAN_AUTO ? host_memory_available() : r->host_limit;
+    if (r->device_limit != PLAN_AUTO)
+        lim.device = r->device_limit;
+    else if (lim.unified)
+        lim.device = lim.host;
+    else
+        lim.device = info.memory_free - info.memory_free / 32 - ((int64_t)256 << 20);
+    return lim;
+}
+
+mt_status plan_create(const model *m, const plan_request *request, const plan_profile *profile,
+                      const mt_backend *backend, void *device, plan **ret)
+{
+    mt_status st = check_request(m, request);
+    if (st < 0)
+        return st;
+    plan *p = calloc(1, sizeof *p);
+    if (!p)
+        return status_nomem("the plan", sizeof *p);
+    p->m = m;
+    p->request = *request;
+    p->owner = calloc(1, sizeof *p->owner);
+    p->policy = calloc((size_t)m->n_units, sizeof *p->policy);
+    p->tpl = calloc((size_t)m->n_units, sizeof *p->tpl);
+    if (!p->owner || !p->policy || !p->tpl) {
+        st = status_nomem("the plan", (size_t)m->n_units * sizeof *p->tpl);
+        goto out;
+    }
+    p->owner->profile = *profile;
+    p->owner->backend = backend;
+    p->owner->device = device;
+    limits lim = find_limits(request, backend, device);
+    bool ok = false;
+    st = choose(p, &lim, &ok);
+    if (st == MT_OK && !ok)
+        st = refuse(p, &lim);
+    if (st < 0)
+        goto out;
+    *ret = p;
+    p = NULL;
+out:
+    plan_destroy(p);
+    return st;
+}
+
+void plan_destroy(plan *p)
+{
+    if (!p)
+        return;
+    if (p->owner) {
+        for (int32_t i = 0; i < p->owner->n_tpl; i++)
+            tpl_plan_destroy(p->owner->tpl[i].plan);
+        free(p->owner->tpl);
+    }
+    free(p->owner);
+    free(p->policy);
+    free(p->tpl);
+    free(p);
+}

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A plan as a table for people.
+ */
+#include "plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *human(int64_t bytes, char *buf, size_t size)
+{
+    if (bytes >= (int64_t)1 << 30)
+        snprintf(buf, size, "%.2f GiB", (double)bytes / (1 << 30));
+    else if (bytes >= 1 << 20)
+        snprintf(buf, size, "%.2f MiB", (double)bytes / (1 << 20));
+    else
+        snprintf(buf, size, "%.2f KiB", (double)bytes / (1 << 10));
+    return buf;
+}
+
+static const char *duration(double seconds, char *buf, size_t size)
+{
+    if (seconds >= 0.1)
+        snprintf(buf, size, "%.2f s", seconds);
+    else
+        snprintf(buf, size, "%.2f ms", seconds * 1e3);
+    return buf;
+}
+
+typedef struct printer {
+    void (*line)(void *arg, const char *text);
+    void *arg;
+} printer;
+
+static void MT_PRINTF(2, 3) put(const printer *p, const char *fmt, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    p->line(p->arg, text);
+}
+
+/* "keep 30, select 4": how many units have each policy. */
+static const char *policies(const plan *p, char *buf, size_t size)
+{
+    size_t n = 0;
+    buf[0] = '\0';
+    for (int k = 0; k < TPL_POLICIES; k++) {
+        int count = 0;
+        for (int32_t u = 0; u < p->m->n_units; u++)
+            count += p->policy[u] == (tpl_policy)k;
+        if (count && n < size)
+            n += (size_t)snprintf(buf + n, size - n, "%s%s %d", n ? ", " : "",
+                                  tpl_policy_name((tpl_policy)k), count);
+    }
+    return buf;
+}
+
+static void put_tier(const printer *out, const plan *p, plan_tier tier, const char *name)
+{
+    char b[32];
+    put(out, "%-26s %12s", name, human(p->tier_bytes[tier], b, sizeof b));
+    for (int32_t i = 0; i < p->n_items; i++)
+        if (p->item[i].tier == tier)
+            put(out, "  %-24s %12s", p->item[i].name, human(p->item[i].bytes, b, sizeof b));
+}
+
+/* Runs of neighbouring units with the same policy. */
+static void put_units(const printer *out, const plan *p)
+{
+    char b[32];
+    put(out, "units");
+    for (int32_t u = 0; u < p->m->n_units;) {
+        int32_t end = u + 1;
+        while (end < p->m->n_units && p->policy[end] == p->policy[u] &&
+               p->m->units[end].tpl_index == p->m->units[u].tpl_index)
+            end++;
+        char name[128];
+        if (end - u > 1)
+            snprintf(name, sizeof name, "%s .. %s", p->m->units[u].name, p->m->units[end - 1].name);
+        else
+            snprintf(name, sizeof name, "%s", p->m->units[u].name);
+        if (p->request.training)
+            put(out, "  %-24s %-8s %12s saved a micro-batch", name, tpl_policy_name(p->policy[u]),
+                human(p->tpl[u]->saved_bytes, b, sizeof b));
+        else
+            put(out, "  %-24s %12s of weights", name, human(p->tpl[u]->weight_bytes, b, sizeof b));
+        u = end;
+    }
+}
+
+void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *text), void *arg)
+{
+    const printer out = { line, arg };
+    const plan_request *r = &p->request;
+    char a[64], b[64], c[64], d[64], e[64];
+    double tokens = (double)r->micro_tokens * (double)r->micro_batches;
+    put(&out, "%.3f M parameters in %d units, compute %s", (double)p->m->total_params * 1e-6,
+        p->m->n_units, mt_dtype_name(r->compute));
+    put(&out,
+        "step: %lld micro-batches of %lld tokens in %lld group%s of up to %lld; %d weight buffers",
+        (long long)r->micro_batches, (long long)r->micro_tokens, (long long)p->groups,
+        p->groups == 1 ? "" : "s", (long long)p->group_batches, p->weight_buffers);
+    if (brief) {
+        put(&out, "memory: device %s, host %s%s%s", human(p->tier_bytes[PLAN_DEVICE], a, sizeof a),
+            human(p->tier_bytes[PLAN_HOST], b, sizeof b), r->training ? "; activations: " : "",
+            r->training ? policies(p, c, sizeof c) : "");
+    } else {
+        put_tier(&out, p, PLAN_DEVICE, "device memory");
+        put_tier(&out, p, PLAN_HOST, "host memory");
+        put_units(&out, p);
+    }
+    put(&out, "predicted: %s a step, %.0f tokens/s, bound by %s", duration(p->seconds, a, sizeof a),
+        p->seconds > 0 ? tokens / p->seconds : 0, p->bound);
+    if (!brief)
+        put(&out, "  compute %s, copy-in %s, copy-out %s, optimizer %s",
+            duration(p->compute_seconds, b, sizeof b), duration(p->copy_in_seconds, c, sizeof c),
+            duration(p->copy_out_seconds, d, sizeof d),
+            duration(p->optimizer_seconds, e, sizeof e));
+}

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Copy-in: which unit's weights lie in which buffer, when they are fetched, and a group's batches
+ * with the table rows that they use. Runs on the main thread.
+ */
+#include "internal.h"
+
+#include "../base/status.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- a group's batches -----------------------------------------------------------------------
+ */
+
+/* Lists the distinct token ids of the set's batches, ascending, and writes every token's place in
+ * that list. */
+static void index_rows(engine *e, group_set *s)
+{
+    int32_t *row_of = e->row_of;
+    int64_t n = 0, stream = e->l.stream_elems;
+    for (int64_t b = 0; b < s->n_batches; b++)
+        for (int64_t t = 0; t < s->micro[b]->tokens; t++)
+            row_of[s->micro[b]->ids[t]] = 0;
+    for (int64_t id = 0; id < e->m->vocab; id++)
+        if (row_of[id] >= 0) {
+            s->rows[n] = (int32_t)id;
+            row_of[id] = (int32_t)n++;
+        }
+    s->n_rows = n;
+    for (int64_t b = 0; b < s->n_batches; b++) {
+        int32_t *rows = s->host + b * e->l.micro_elems + stream;
+        for (int64_t t = 0; t < s->micro[b]->tokens; t++)
+            rows[t] = row_of[s->micro[b]->ids[t]];
+    }
+    for (int64_t r = 0; r < n; r++)
+        row_of[s->rows[r]] = -1;
+}
+
+/* Packs the rows in use of every gathered table. The workers do it: it is the one copy of weights
+ * that host memory pays for twice. */
+static void pack_rows(engine *e, int32_t set)
+{
+    const group_set *s = &e->set[set];
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t u = 0; u < e->m->n_units; u++) {
+            const model_unit *unit = &e->m->units[u];
+            if (!e->unit[u].gathers)
+                continue;
+            pool_wait_updates(e, u);
+            for (uint32_t k = 0; k < unit->t->n_params; k++) {
+                int64_t cols = unit->t->params[k].info.cols;
+                if (!unit->t->params[k].gathered)
+                    continue;
+                if (pass == 1) {
+                    pool_wait_param(e, unit->slot[k]);
+                    continue;
+                }
+                int64_t rows = LAYOUT_SLAB_ELEMS / cols > 0 ? LAYOUT_SLAB_ELEMS / cols : 1;
+                pool_submit(e, &(work){ .kind = WORK_GATHER,
+                                        .param = unit->slot[k],
+                                        .end = s->n_rows * cols,
+                                        .slice = rows * cols,
+                                        .set = set,
+                                        .pack_offset = e->pack_offset[e->unit[u].slot_base + k] });
+            }
+        }
+}
+
+void stream_prepare(engine *e, const micro_batch *const *micro, int64_t n, int64_t key,
+                    bool with_targets)
+{
+    int32_t index = (int32_t)(key % LAYOUT_SETS);
+    group_set *s = &e->set[index];
+    int64_t stream = e->l.stream_elems;
+    /* The group that used this set before must have left it: on the device, and with its table
+     * gradients on the host. */
+    e->b->event_sync(e->dev, s->done);
+    lander_wait(e, s->landing);
+    for (int32_t u = 0; u < e->m->n_units; u++)
+        for (uint32_t k = 0; e->unit[u].gathers && k < e->m->units[u].t->n_params; k++)
+            if (e->m->units[u].t->params[k].gathered)
+                pool_wait_param(e, e->m->units[u].slot[k]);
+
+    s->key = key;
+    s->n_batches = n;
+    for (int64_t b = 0; b < n; b++) {
+        const micro_batch *mb = s->micro[b] = micro[b];
+        int32_t *to = s->host + b * e->l.micro_elems;
+        size_t bytes = (size_t)mb->tokens * 4;
+        memcpy(to, mb->ids, bytes);
+        if (with_targets)
+            memcpy(to + 2 * stream, mb->targets, bytes);
+        else
+            memset(to + 2 * stream, 0xff, bytes);
+        memcpy(to + 3 * stream, mb->positions, bytes);
+        memcpy(to + 4 * stream, mb->doc_starts, (size_t)(mb->documents + 1) * 4);
+    }
+    if (e->row_of) {
+        index_rows(e, s);
+        pack_rows(e, index);
+    }
+    chaos_delay(e, e->q_in, &e->rng);
+    s->batch_in = time_begin(e, e->q_in, TRACK_IN, EVENT_BATCH_IN, -1, -1);
+    for (int64_t b = 0; b < n; b++) {
+        int64_t at = b * e->l.micro_elems;
+        int64_t elems = 4 * stream + micro[b]->documents + 1;
+        e->b->copy_in(e->dev, e->q_in, s->dev + at, s->host + at, elems * 4);
+        enqueued(e, e->q_in);
+    }
+    time_end(e, e->q_in, s->batch_in);
+    e->b->event_record(e->dev, s->loaded, e->q_in);
+}
+
+void stream_batch(const engine *e, const group_set *s, int64_t i, mt_batch *ret)
+{
+    const micro_batch *mb = s->micro[i];
+    const int32_t *dev = s->dev + i * e->l.micro_elems;
+    const int32_t *host = s->host + i * e->l.micro_elems;
+    int64_t stream = e->l.stream_elems;
+    *ret = (mt_batch){ .tokens = mb->tokens,
+                       .documents = mb->documents,
+                       .max_document = mb->max_document,
+                       .ids = dev,
+                       .rows = dev + stream,
+                       .targets = dev + 2 * stream,
+                       .positions = dev + 3 * stream,
+                       .doc_starts = dev + 4 * stream,
+                       .host_doc_starts = host + 4 * stream };
+}
+
+/* ---- the order of units ----------------------------------------------------------------------
+ */
+
+int32_t stream_unit_at(const sequence *s, int64_t pos)
+{
+    int64_t r = pos % s->group_length;
+    return (int32_t)(r < s->n_units ? r : 2 * s->n_units - 2 - r);
+}
+
+static int64_t key_at(const sequence *s, int64_t pos)
+{
+    return s->first_key + pos / s->group_length;
+}
+
+static int64_t next_use(const sequence *s, int32_t unit, int64_t from)
+{
+    int64_t end = s->n_groups * s->group_length;
+    for (int64_t pos = from; pos < end && pos < from + 2 * s->group_length; pos++)
+        if (stream_unit_at(s, pos) == unit)
+            return pos;
+    return INT64_MAX;
+}
+
+/* ---- weight buffers --------------------------------------------------------------------------
+ */
+
+static bool holds(const engine *e, const weight_buffer *w, int32_t unit, int64_t key)
+{
+    return w->unit == unit && w->version == e->s->version &&
+           (!e->unit[unit].gathers || w->key == key);
+}
+
+static weight_buffer *find_resident(engine *e, const sequence *s, int64_t pos)
+{
+    for (int32_t i = 0; i < e->p->weight_buffers; i++)
+        if (holds(e, &e->weights[i], stream_unit_at(s, pos), key_at(s, pos)))
+            return &e->weights[i];
+    return NULL;
+}
+
+/* The buffer whose contents are needed last, as seen from `from`, if that is after `pos`; among
+ * equals not `busy`, whose unit computes at present. */
+static weight_buffer *find_victim(engine *e, const sequence *s, int64_t from, int64_t pos,
+                                  const weight_buffer *busy)
+{
+    weight_buffer *best = NULL;
+    int64_t farthest = pos;
+    for (int32_t i = 0; i < e->p->weight_buffers; i++) {
+        weight_buffer *w = &e->weights[i];
+        int64_t use = INT64_MAX;
+        if (w->unit >= 0 && holds(e, w, w->unit, key_at(s, from)))
+            use = next_use(s, w->unit, from);
+        if (use > farthest || (use == farthest && best == busy && use > pos)) {
+            best = w;
+            farthest = use;
+        }
+    }
+    return best;
+}
+
+/* Brings n masters to the device as elements `at`.. of a buffer, in the compute dtype. */
+static void copy_planes(engine *e, const weight_buffer *w, int64_t at, const uint16_t *hi,
+                        const int16_t *lo, int64_t n)
+{
+    char *dst = (char *)w->data + at * e->esize;
+    chaos_delay(e, e->q_in, &e->rng);
+    if (e->esize == 2) {
+        e->b->copy_in(e->dev, e->q_in, dst, hi, n * 2);
+        enqueued(e, e->q_in);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += LAYOUT_JOIN_ELEMS) {
+        int64_t piece = n - i < LAYOUT_JOIN_ELEMS ? n - i : LAYOUT_JOIN_ELEMS;
+        e->b->copy_in_join(e->dev, e->q_in, (float *)dst + i, hi + i, lo + i, piece,
+                           e->region[LAYOUT_JOIN]);
+        enqueued(e, e->q_in);
+    }
+}
+
+static void fetch(engine *e, const sequence *s, int64_t pos, weight_buffer *w)
+{
+    int32_t u = stream_unit_at(s, pos);
+    int64_t key = key_at(s, pos);
+    const model_unit *unit = &e->m->units[u];
+    const group_set *set = &e->set[key % LAYOUT_SETS];
+    const store_unit *own = &e->s->units[u];
+
+    w->blocked_from = w->blocked_to = 0;
+    if (pool_updating(e, u)) {
+        w->blocked_from = time_now();
+        pool_wait_updates(e, u);
+        w->blocked_to = time_now();
+    }
+    w->unit = u;
+    w->key = key;
+    w->version = e->s->version;
+    e->b->event_wait(e->dev, e->q_in, w->used);
+    chaos_poison(e, e->q_in, w->data, e->l.weight_stride);
+    w->copy_in = time_begin(e, e->q_in, TRACK_IN, EVENT_COPY_IN, u, -1);
+    if (e->unit[u].dense_elems)
+        copy_planes(e, w, 0, own->hi, own->lo, e->unit[u].dense_elems);
+    for (uint32_t k = 0; k < unit->t->n_params; k++) {
+        const tpl_param *slot = &unit->t->params[k];
+        const model_param *p = &e->m->params[unit->slot[k]];
+        int64_t at = e->p->tpl[u]->slot_offset[k];
+        if (slot->gathered) {
+            int64_t from = e->pack_offset[e->unit[u].slot_base + k];
+            copy_planes(e, w, at, set->hi + from, set->lo ? set->lo + from : NULL,
+                        set->n_rows * slot->info.cols);
+        } else if (slot->info.flags & MT_PARAM_ALIAS) {
+            const store_unit *owner = &e->s->units[p->unit];
+            copy_planes(e, w, at, owner->hi + p->offset, owner->lo + p->offset, p->elems);
+        }
+    }
+    time_end(e, e->q_in, w->copy_in);
+    e->b->event_record(e->dev, w->loaded, e->q_in);
+}
+
+weight_buffer *stream_acquire(engine *e, const sequence *s, int64_t pos)
+{
+    weight_buffer *w = find_resident(e, s, pos);
+    if (!w) {
+        w = find_victim(e, s, pos, pos, NULL);
+        fetch(e, s, pos, w);
+    }
+    e->b->event_wait(e->dev, e->q_compute, w->loaded);
+    return w;
+}
+
+void stream_release(engine *e, const sequence *s, int64_t pos, weight_buffer *w)
+{
+    e->b->event_record(e->dev, w->used, e->q_compute);
+    int64_t end = s->n_groups * s->group_length;
+    for (int64_t next = pos + 1; next < pos + e->p->weight_buffers && next < end; next++) {
+        if (find_resident(e, s, next))
+            continue;
+        /* Waiting here for anything but the very next unit would hold up its compute. */
+        if (key_at(s, next) >= e->next_key ||
+            (next > pos + 1 && pool_updating(e, stream_unit_at(s, next))))
+            break;
+        weight_buffer *victim = find_victim(e, s, pos + 1, next, w);
+        if (!victim)
+            break;
+        fetch(e, s, next, victim);
+    }
+}
+
+/* ---- life ------------------------------------------------------------------------------------
+ */
+
+mt_status stream_start(engine *e)
+{
+    mt_status st = MT_OK;
+    int32_t n = e->p->weight_buffers;
+    e->weights = calloc((size_t)n, sizeof *e->weights);
+    if (!e->weights)
+        return status_nomem("the weight buffers", (size_t)n * sizeof *e->weights);
+    for (int32_t i = 0; i < n && st == MT_OK; i++) {
+        weight_buffer *w = &e->weights[i];
+        w->unit = -1;
+        w->copy_in = -1;
+        w->data = (char *)e->region[LAYOUT_WEIGHTS] + i * e->l.weight_stride;
+        st = e->b->event_create(e->dev, &w->loaded);
+        if (st == MT_OK)
+            st = e->b->event_create(e->dev, &w->used);
+    }
+
+    char *packed = e->region[LAYOUT_GATHERED];
+    char *index = e->region[LAYOUT_ROW_INDEX];
+    int64_t plane = layout_align(e->l.gather_rows * e->l.gather_cols * 2);
+    if (e->l.gather_cols) {
+        e->row_of = (int32_t *)index;
+        memset(index, 0xff, (size_t)e->m->vocab * 4);
+        index += layout_align(e->m->vocab * 4);
+    }
+    for (int k = 0; k < LAYOUT_SETS && st == MT_OK; k++) {
+        group_set *s = &e->set[k];
+        int64_t batches = e->p->group_batches * e->l.micro_elems;
+        s->host = (int32_t *)e->region[LAYOUT_HOST_BATCH] + k * batches;
+        s->dev = (int32_t *)e->region[LAYOUT_BATCH] + k * batches;
+        s->batch_in = -1;
+        s->key = -1;
+        s->micro = calloc((size_t)e->p->group_batches, sizeof *s->micro);
+        if (!s->micro)
+            return status_nomem("a group", (size_t)e->p->group_batches * sizeof *s->micro);
+        if (e->l.gather_cols) {
+            s->rows = (int32_t *)(index + k * layout_align(e->l.gather_rows * 4));
+            s->hi = (uint16_t *)packed;
+            packed += plane;
+            if (e->esize == 4) {
+                s->lo = (int16_t *)packed;
+                packed += plane;
+            }
+        }
+        st = e->b->event_create(e->dev, &s->loaded);
+        if (st == MT_OK)
+            st = e->b->event_create(e->dev, &s->done);
+    }
+    e->packed_grads = e->l.gather_cols && e->training ? (float *)packed : NULL;
+    return st;
+}
+
+void stream_stop(engine *e)
+{
+    for (int32_t i = 0; e->weights && i < e->p->weight_buffers; i++) {
+        if (e->weights[i].loaded)
+            e->b->event_destroy(e->dev, e->weights[i].loaded);
+        if (e->weights[i].used)
+            e->b->event_destroy(e->dev, e->weights[i].used);
+    }
+    free(e->weights);
+    for (int k = 0; k < LAYOUT_SETS; k++) {
+        if (e->set[k].loaded)
+            e->b->event_destroy(e->dev, e->set[k].loaded);
+        if (e->set[k].done)
+            e->b->event_destroy(e->dev, e->set[k].done);
+        free(e->set[k].micro);
+    }
+}

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The worker pool: optimizer updates, sums over the gradient plane, packing and scattering of table
+ * rows. Work is cut into slices by shapes alone and every element is computed by itself, so that
+ * results depend neither on the number of workers nor on their order.
+ */
+#include "internal.h"
+
+#include "../base/status.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- one slice -------------------------------------------------------------------------------
+ */
+
+static bool is_update(const work *w)
+{
+    return w->kind == WORK_UPDATE_PLANE || w->kind == WORK_UPDATE_SLAB ||
+           w->kind == WORK_UPDATE_ROWS || w->then_update;
+}
+
+static mt_status update_slice(engine *e, const work *w, int64_t first, int64_t n, const float *grad)
+{
+    const model_param *p = &e->m->params[w->param];
+    store_unit *u = &e->s->units[p->unit];
+    mt_update up = { .struct_size = sizeof up,
+                     .flags = p->flags & MT_PARAM_NO_DECAY,
+                     .rows = p->rows ? p->rows : 1,
+                     .cols = p->cols,
+                     .first = first,
+                     .n = n,
+                     .hi = u->hi + p->offset + first,
+                     .lo = u->lo + p->offset + first,
+                     .grad = grad,
+                     .step = w->update.step,
+                     .lr = w->update.lr,
+                     .grad_scale = w->update.grad_scale };
+    for (uint32_t s = 0; s < e->s->n_states; s++)
+        up.state[s] =
+            (char *)store_state(e->s, w->param, s) + first * mt_dtype_size(e->s->states[s].dtype);
+    return e->optim->update(e->optim_state, &up);
+}
+
+/* Index of the first packed row whose id is at least `id`. */
+static int64_t first_row(const group_set *s, int64_t id)
+{
+    int64_t lo = 0, hi = s->n_rows;
+    while (lo < hi) {
+        int64_t mid = (lo + hi) / 2;
+        if (s->rows[mid] < id)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* Adds the packed gradient rows that lie in elements first .. first+n of the table to dst. */
+static void scatter_slice(engine *e, const work *w, int64_t first, int64_t n, float *dst,
+                          bool zero_first)
+{
+    int64_t cols = e->m->params[w->param].cols;
+    const group_set *s = &e->set[w->set];
+    if (zero_first)
+        memset(dst, 0, (size_t)n * sizeof *dst);
+    for (int64_t r = first_row(s, first / cols); r < s->n_rows; r++) {
+        /* A slice may begin or end inside a row when rows are longer than slabs. */
+        int64_t row = s->rows[r] * cols;
+        int64_t from = row > first ? row : first;
+        int64_t to = row + cols < first + n ? row + cols : first + n;
+        if (row >= first + n)
+            break;
+        const float *src = e->packed_grads + r * cols + (from - row);
+        for (int64_t i = 0; i < to - from; i++)
+            dst[from - first + i] += src[i];
+    }
+}
+
+/* Packs elements first .. first+n of the packed table: whole rows. */
+static void gather_slice(engine *e, const work *w, int64_t first, int64_t n)
+{
+    const model_param *p = &e->m->params[w->param];
+    const group_set *s = &e->set[w->set];
+    const store_unit *u = &e->s->units[p->unit];
+    for (int64_t r = first / p->cols; r < (first + n) / p->cols; r++) {
+        int64_t src = p->offset + s->rows[r] * p->cols, dst = w->pack_offset + r * p->cols;
+        memcpy(s->hi + dst, u->hi + src, (size_t)p->cols * 2);
+        if (s->lo)
+            memcpy(s->lo + dst, u->lo + src, (size_t)p->cols * 2);
+    }
+}
+
+static mt_status run_slice(engine *e, const work *w, int64_t first, int64_t n)
+{
+    float *plane =
+        w->kind == WORK_GATHER || !e->plane[w->param] ? NULL : e->plane[w->param] + first;
+    switch (w->kind) {
+    case WORK_UPDATE_PLANE:
+        return update_slice(e, w, first, n, plane);
+    case WORK_UPDATE_SLAB:
+        return update_slice(e, w, first, n, w->slab);
+    case WORK_UPDATE_ROWS:
+        scatter_slice(e, w, first, n, w->slab, true);
+        return update_slice(e, w, first, n, w->slab);
+    case WORK_ADD:
+        for (int64_t i = 0; i < n; i++)
+            plane[i] += w->slab[i];
+        break;
+    case WORK_SCATTER:
+        scatter_slice(e, w, first, n, plane, w->zero_first);
+        break;
+    case WORK_SUM_SQUARES: {
+        double sum = 0;
+        for (int64_t i = 0; i < n; i++)
+            sum += (double)plane[i] * plane[i];
+        e->blocks[e->block_base[w->param] + first / w->slice] = sum;
+        return MT_OK;
+    }
+    case WORK_GATHER:
+        gather_slice(e, w, first, n);
+        return MT_OK;
+    }
+    return w->then_update ? update_slice(e, w, first, n, plane) : MT_OK;
+}
+
+static void run_timed(engine *e, const work *w, int64_t first, int32_t worker, mt_status *ret)
+{
+    static const event_kind kind[] = {
+        [WORK_UPDATE_PLANE] = EVENT_UPDATE, [WORK_UPDATE_SLAB] = EVENT_UPDATE,
+        [WORK_UPDATE_ROWS] = EVENT_UPDATE,  [WORK_ADD] = EVENT_ADD,
+        [WORK_SCATTER] = EVENT_SCATTER,     [WORK_SUM_SQUARES] = EVENT_NORM,
+        [WORK_GATHER] = EVENT_GATHER
+    };
+    int64_t n = w->end - first < w->slice ? w->end - first : w->slice;
+    uint64_t from = e->time.detailed ? time_now() : 0;
+    *ret = run_slice(e, w, first, n);
+    if (e->chaos && w->slab)
+        memset(w->slab, 0xff, (size_t)e->l.slab_elems * sizeof *w->slab);
+    if (e->time.detailed)
+        time_span(e, TRACK_WORKER + worker, kind[w->kind], e->m->params[w->param].unit, from,
+                  time_now());
+}
+
+/* ---- the pool --------------------------------------------------------------------------------
+ */
+
+/* The pool's lock is held. */
+static void finish_slice(engine *e, const work *w, mt_status st, const char *error_text)
+{
+    pool *p = &e->pool;
+    p->pending[w->param]--;
+    if (is_update(w))
+        p->updating[w->param]--;
+    p->outstanding--;
+    if (w->slab)
+        p->free_slab[p->n_free++] = w->slab;
+    if (st < 0 && p->error >= 0) {
+        p->error = st;
+        snprintf(p->error_text, sizeof p->error_text, "update of '%s': %s",
+                 e->m->params[w->param].name, error_text);
+    }
+    pthread_cond_broadcast(&p->done);
+}
+
+typedef struct worker_arg {
+    engine *e;
+    int32_t index;
+} worker_arg;
+
+static void *worker_main(void *arg)
+{
+    worker_arg a = *(worker_arg *)arg;
+    engine *e = a.e;
+    pool *p = &e->pool;
+    uint64_t rng = e->chaos + 1000u + (uint64_t)a.index;
+    free(arg);
+    pthread_mutex_lock(&p->lock);
+    for (;;) {
+        while (p->head == p->tail && !p->stop)
+            pthread_cond_wait(&p->wake, &p->lock);
+        if (p->head == p->tail)
+            break;
+        work *next = &p->ring[p->head % p->cap];
+        work w = *next;
+        next->first += w.slice;
+        if (next->first >= w.end)
+            p->head++;
+        pthread_mutex_unlock(&p->lock);
+        mt_status st;
+        chaos_sleep(e, &rng);
+        run_timed(e, &w, w.first, a.index, &st);
+        pthread_mutex_lock(&p->lock);
+        finish_slice(e, &w, st, status_text());
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+mt_status pool_start(engine *e, int32_t threads)
+{
+    pool *p = &e->pool;
+    size_t n = (size_t)e->m->n_params;
+    /* At most one update and one sum of a parameter wait at a time, and one piece per slab. */
+    p->cap = 4 * (int64_t)n + LAYOUT_SLABS + 16;
+    p->ring = calloc((size_t)p->cap, sizeof *p->ring);
+    p->pending = calloc(n, sizeof *p->pending);
+    p->updating = calloc(n, sizeof *p->updating);
+    if (!p->ring || !p->pending || !p->updating)
+        return status_nomem("the worker pool", (size_t)p->cap * sizeof *p->ring);
+    if (e->training)
+        for (; p->n_free < LAYOUT_SLABS; p->n_free++)
+            p->free_slab[p->n_free] = (float *)e->region[LAYOUT_SLAB] + p->n_free * e->l.slab_elems;
+    if (e->serial)
+        return MT_OK;
+    if (threads <= 0)
+        threads = (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
+    threads = threads < 1 ? 1 : threads > 256 ? 256 : threads;
+    p->thread = calloc((size_t)threads, sizeof *p->thread);
+    if (!p->thread)
+        return status_nomem("the worker pool", (size_t)threads * sizeof *p->thread);
+    p->n_threads = threads;
+    for (; p->n_started < threads; p->n_started++) {
+        worker_arg *arg = malloc(sizeof *arg);
+        if (!arg)
+            return status_nomem("the worker pool", sizeof *arg);
+        *arg = (worker_arg){ e, p->n_started };
+        int err = pthread_create(&p->thread[p->n_started], NULL, worker_main, arg);
+        if (err) {
+            free(arg);
+            return status_set(MT_ERR_NOMEM, "cannot start worker %d of %d: %s", p->n_started + 1,
+                              threads, strerror(err));
+        }
+    }
+    return MT_OK;
+}
+
+void pool_stop(engine *e)
+{
+    pool *p = &e->pool;
+    pthread_mutex_lock(&p->lock);
+    p->stop = true;
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    for (int32_t i = 0; i < p->n_started; i++)
+        pthread_join(p->thread[i], NULL);
+    free(p->thread);
+    free(p->ring);
+    free(p->pending);
+    free(p->updating);
+}
+
+void pool_submit(engine *e, const work *w)
+{
+    pool *p = &e->pool;
+    int32_t slices = (int32_t)((w->end - w->first + w->slice - 1) / w->slice);
+    pthread_mutex_lock(&p->lock);
+    p->pending[w->param] += slices;
+    if (is_update(w))
+        p->updating[w->param] += slices;
+    p->outstanding += slices;
+    if (p->n_threads) {
+        while (p->tail - p->head == p->cap)
+            pthread_cond_wait(&p->done, &p->lock);
+        p->ring[p->tail++ % p->cap] = *w;
+        pthread_cond_broadcast(&p->wake);
+        pthread_mutex_unlock(&p->lock);
+        return;
+    }
+    pthread_mutex_unlock(&p->lock);
+    for (int64_t first = w->first; first < w->end; first += w->slice) {
+        mt_status st;
+        run_timed(e, w, first, 0, &st);
+        pthread_mutex_lock(&p->lock);
+        finish_slice(e, w, st, status_text());
+        pthread_mutex_unlock(&p->lock);
+    }
+}
+
+void pool_wait_param(engine *e, int32_t param)
+{
+    pool *p = &e->pool;
+    pthread_mutex_lock(&p->lock);
+    while (p->pending[param] > 0)
+        pthread_cond_wait(&p->done, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static int32_t first_updating(const engine *e, int32_t unit)
+{
+    const model_unit *u = &e->m->units[unit];
+    for (uint32_t s = 0; s < u->t->n_params; s++)
+        if (e->pool.updating[u->slot[s]] > 0)
+            return u->slot[s];
+    return -1;
+}
+
+bool pool_updating(engine *e, int32_t unit)
+{
+    pthread_mutex_lock(&e->pool.lock);
+    bool busy = first_updating(e, unit) >= 0;
+    pthread_mutex_unlock(&e->pool.lock);
+    return busy;
+}
+
+void pool_wait_updates(engine *e, int32_t unit)
+{
+    pthread_mutex_lock(&e->pool.lock);
+    while (first_updating(e, unit) >= 0)
+        pthread_cond_wait(&e->pool.done, &e->pool.lock);
+    pthread_mutex_unlock(&e->pool.lock);
+}
+
+void pool_wait_idle(engine *e)
+{
+    pthread_mutex_lock(&e->pool.lock);
+    while (e->pool.outstanding > 0)
+        pthread_cond_wait(&e->pool.done, &e->pool.lock);
+    pthread_mutex_unlock(&e->pool.lock);
+}
+
+float *pool_try_slab(engine *e)
+{
+    pthread_mutex_lock(&e->pool.lock);
+    float *slab = e->pool.n_free > 0 ? e->pool.free_slab[--e->pool.n_free] : NULL;
+    pthread_mutex_unlock(&e->pool.lock);
+    return slab;
+}
+
+float *pool_wait_slab(engine *e)
+{
+    pthread_mutex_lock(&e->pool.lock);
+    while (e->pool.n_free == 0)
+        pthread_cond_wait(&e->pool.done, &e->pool.lock);
+    float *slab = e->pool.free_slab[--e->pool.n_free];
+    pthread_mutex_unlock(&e->pool.lock);
+    return slab;
+}
+
+void pool_release_slab(engine *e, float *slab)
+{
+    pthread_mutex_lock(&e->pool.lock);
+    e->pool.free_slab[e->pool.n_free++] = slab;
+    pthread_cond_broadcast(&e->pool.done);
+    pthread_mutex_unlock(&e->pool.lock);
+}
+
+mt_status pool_error(engine *e)
+{
+    pthread_mutex_lock(&e->pool.lock);
+    mt_status st = e->pool.error;
+    if (st < 0)
+        status_set(st, "%s", e->pool.error_text);
+    pthread_mutex_unlock(&e->pool.lock);
+    return st;
+}
