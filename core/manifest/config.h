@@ -25,6 +25,10 @@ mt_status config_override(config *c, const char *assignment);
  * section). Lives as long as the config. */
 const mt_config *config_section(config *c, const char *path);
 
+/* A size in bytes at `key` of a section: a whole number, or a string with a unit (`24GiB`, `512MB`;
+ * KiB to TiB are powers of 1024, KB to TB of 1000). Errors as the getters of mt_config. */
+mt_status config_bytes(const mt_config *c, const char *key, int64_t *ret);
+
 /* Keys of the map at `path`, in file order; NULL past the end. */
 const char *config_key(const config *c, const char *path, int64_t index);
 

@@ -17,13 +17,12 @@ typedef struct run_manifest {
     config *config; /* owned; sections "data" and "optimizer" also belong to plugins */
     const char *path;
     /* top level */
-    const char *model;  /* HF folder, model manifest, or checkpoint; resolved against the manifest's
-                           folder */
-    const char *device; /* "auto", "cpu", "cuda" */
+    const char *model;     /* HF folder, model manifest, or checkpoint: an existing path */
+    const char *device;    /* "auto", "cpu", "cuda" */
     const char *precision; /* "auto", "fp32", "bf16" */
     int64_t threads;       /* 0: all */
     int64_t seed;
-    const char *output_dir; /* resolved against the working directory */
+    const char *output_dir; /* against the working directory; default runs/NAME of NAME.yaml */
     bool from_scratch;      /* init: random (default for a model manifest) or pretrained (for a HF
                                folder) */
     /* data */
@@ -62,11 +61,40 @@ typedef struct run_manifest {
     const char *resume_from_checkpoint; /* "auto" (default), "none", or a path */
 } run_manifest;
 
-/* Reads FILE, applies the overrides, checks every key outside `data` and `optimizer`; those two are
+/* Paths: a relative `model` is looked for in the manifest's folder, then in the working directory
+ * (an override: the other way round). It is stored absolute, so that the effective manifest that a
+ * run folder keeps means the same wherever it is read.
+ *
+ * Reads FILE, applies the overrides, checks every key outside `data` and `optimizer`; those two are
  * checked by run_check_plugins once the plugins have read theirs. [main] */
 mt_status run_read(const char *path, char *const *overrides, int n_overrides, run_manifest **ret);
 mt_status run_check_plugin_keys(run_manifest *r);
 void run_destroy(run_manifest *r); /* accepts NULL */
+
+/* One key of a run manifest: what run_read checks, and what docs and `--help` list. */
+typedef enum run_key_type {
+    RUN_KEY_STRING,
+    RUN_KEY_CHOICE,
+    RUN_KEY_INT,
+    RUN_KEY_FLOAT,
+    RUN_KEY_BOOL,
+    RUN_KEY_BYTES /* 24GiB, 512MB, 4096 */
+} run_key_type;
+
+typedef struct run_key {
+    const char *section; /* "" for the top level */
+    const char *name;
+    run_key_type type;
+    const char *fallback;       /* as one would write it; NULL: no default */
+    const char *const *choices; /* NULL-terminated; RUN_KEY_CHOICE only */
+    double min, max;            /* numbers only, inclusive */
+    bool automatic;             /* a number that may also be "auto", stored as -1 */
+    int32_t offset, size;       /* of its field in run_manifest; size 0: combined with other keys */
+    const char *doc;            /* one sentence */
+} run_key;
+
+/* All keys in the order in which they are documented. [pure] */
+const run_key *run_schema(int32_t *ret_n);
 
 /* Where a model's hyper-parameters come from. */
 typedef struct model_source {
@@ -80,6 +108,9 @@ typedef struct model_source {
 /* Opens a HF folder (config.json), a checkpoint (the same), or a model manifest (YAML with `arch:`
  * or `model_type:` and hyper-parameters at the top level or under `config:`). [main] */
 mt_status model_source_open(const char *path, model_source *ret);
+/* Fails when a model manifest has a key that the architecture did not ask for; call it once the
+ * model is configured. Hugging Face folders carry keys of many other programs and always pass. */
+mt_status model_source_check_keys(const model_source *s);
 void model_source_close(model_source *s);
 /* Writes config.json: the hyper-parameters as they were read, plus model_type and architectures. */
 mt_status model_source_write_config(const model_source *s, const char *folder);

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Edit distance in three rows.
+ */
+#include "text.h"
+
+enum { WORD_MAX = 63 };
+
+static int32_t least(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+int32_t text_distance(const char *a, const char *b)
+{
+    int32_t n = (int32_t)strnlen(a, WORD_MAX), m = (int32_t)strnlen(b, WORD_MAX);
+    int32_t rows[3][WORD_MAX + 1];
+    int32_t *before = rows[0], *last = rows[1], *row = rows[2];
+
+    for (int32_t j = 0; j <= m; j++)
+        last[j] = j;
+    for (int32_t i = 1; i <= n; i++) {
+        row[0] = i;
+        for (int32_t j = 1; j <= m; j++) {
+            row[j] = least(last[j - 1] + (a[i - 1] != b[j - 1]), least(last[j], row[j - 1]) + 1);
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                row[j] = least(row[j], before[j - 2] + 1);
+        }
+        int32_t *free_row = before;
+        before = last;
+        last = row;
+        row = free_row;
+    }
+    return last[m];
+}
+
+int64_t text_nearest(const char *word, const char *const *candidates, int64_t n)
+{
+    int64_t best = -1;
+    int32_t best_distance = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!candidates[i])
+            continue;
+        int32_t length = (int32_t)strnlen(word, WORD_MAX);
+        int32_t other = (int32_t)strnlen(candidates[i], WORD_MAX);
+        int32_t allowed = (length > other ? length : other) / 3;
+        int32_t distance = text_distance(word, candidates[i]);
+        if (distance > (allowed > 1 ? allowed : 1) || distance >= other)
+            continue;
+        if (best < 0 || distance < best_distance) {
+            best = i;
+            best_distance = distance;
+        }
+    }
+    return best;
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How alike two words are: what "did you mean" needs.
+ */
+#ifndef MT_CORE_TEXT_H
+#define MT_CORE_TEXT_H
+
+#include <megatrain/base.h>
+
+/* Insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b` (optimal
+ * string alignment). Words are cut to 63 bytes. [pure] */
+int32_t text_distance(const char *a, const char *b);
+
+/* Index of the candidate nearest to `word`, the first of equals; -1 when none is so near that it
+ * was likely meant (at most a third of the longer word's letters differ, and at least one may).
+ * NULL candidates are passed over. [pure] */
+int64_t text_nearest(const char *word, const char *const *candidates, int64_t n);
+
+#endif

@@ -1,0 +1,680 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The tree of a config: nodes, scalars, views, overrides, and which keys were asked for.
+ */
+#include "../base/status.h"
+#include "../base/text.h"
+#include "node.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PLACE_SIZE = 512, PATH_SIZE = 512 };
+
+typedef struct view {
+    mt_config pub; /* first */
+    config *doc;
+    const char *path; /* "" for the root */
+} view;
+
+/* ---- nodes ---------------------------------------------------------------------------------- */
+
+config *config_new(const char *label, node_mark *ret_mark)
+{
+    config *c = calloc(1, sizeof *c);
+    if (!c) {
+        status_nomem("a config", sizeof *c);
+        return NULL;
+    }
+    const char *copy = arena_strdup(&c->arena, label);
+    if (!copy) {
+        config_destroy(c);
+        return NULL;
+    }
+    *ret_mark = (node_mark){ copy, 0, 0 };
+    return c;
+}
+
+void config_destroy(config *c)
+{
+    if (!c)
+        return;
+    arena_finish(&c->arena);
+    free(c);
+}
+
+node *node_create(config *c, node_kind kind, node_mark mark)
+{
+    char place[PLACE_SIZE];
+    if (c->n_nodes >= NODE_MAX_COUNT) {
+        status_set(MT_ERR_FORMAT, "%s: more than %d values (do aliases repeat each other?)",
+                   node_place(mark, place, sizeof place), NODE_MAX_COUNT);
+        return NULL;
+    }
+    node *n = arena_alloc(&c->arena, sizeof *n);
+    if (!n)
+        return NULL;
+    c->n_nodes++;
+    n->kind = kind;
+    n->mark = mark;
+    return n;
+}
+
+bool node_append(config *c, node *parent, const char *key, node_mark key_mark, node *value)
+{
+    if (parent->n == parent->capacity) {
+        int64_t capacity = parent->capacity ? parent->capacity * 2 : 8;
+        node_item *items = arena_array(&c->arena, (size_t)capacity, sizeof *items);
+        if (!items)
+            return false;
+        if (parent->n)
+            memcpy(items, parent->items, (size_t)parent->n * sizeof *items);
+        parent->items = items;
+        parent->capacity = capacity;
+    }
+    parent->items[parent->n++] = (node_item){ key, key_mark, false, value };
+    return true;
+}
+
+node_item *node_find(const node *map, const char *key)
+{
+    for (int64_t i = 0; map->kind == NODE_MAP && i < map->n; i++)
+        if (strcmp(map->items[i].key, key) == 0)
+            return &map->items[i];
+    return NULL;
+}
+
+bool node_inherit(config *c, node *map, const node *below, const char *const *skip)
+{
+    for (int64_t i = 0; i < below->n; i++) {
+        const node_item *item = &below->items[i];
+        bool skipped = node_find(map, item->key) != NULL;
+        for (int32_t k = 0; skip[k]; k++)
+            skipped |= strcmp(skip[k], item->key) == 0;
+        if (!skipped && !node_append(c, map, item->key, item->mark, item->value))
+            return false;
+    }
+    return true;
+}
+
+static bool all_digits(const char *s, const char *set)
+{
+    return *s && s[strspn(s, set)] == '\0';
+}
+
+/* [-+]? ( \. [0-9]+ | [0-9]+ ( \. [0-9]* )? ) ( [eE] [-+]? [0-9]+ )? */
+static bool looks_like_float(const char *s)
+{
+    static const char digits[] = "0123456789";
+    s += *s == '-' || *s == '+';
+    size_t whole = strspn(s, digits), part = 0;
+    s += whole;
+    if (*s == '.') {
+        part = strspn(++s, digits);
+        s += part;
+    }
+    if (!whole && !part)
+        return false;
+    if (*s == 'e' || *s == 'E') {
+        s++;
+        s += *s == '-' || *s == '+';
+        return all_digits(s, digits);
+    }
+    return *s == '\0';
+}
+
+static bool is_one_of(const char *s, const char *a, const char *b, const char *c)
+{
+    return strcmp(s, a) == 0 || strcmp(s, b) == 0 || strcmp(s, c) == 0;
+}
+
+static bool resolve_integer(node *n, const char *text)
+{
+    const char *digits = text + (*text == '-' || *text == '+');
+    int base = all_digits(digits, "0123456789") ? 10 : 0;
+    if (!base && strncmp(text, "0x", 2) == 0 && all_digits(text + 2, "0123456789abcdefABCDEF"))
+        base = 16;
+    if (!base && strncmp(text, "0o", 2) == 0 && all_digits(text + 2, "01234567"))
+        base = 8;
+    if (!base)
+        return false;
+    errno = 0;
+    int64_t value = strtoll(base == 8 ? text + 2 : text, NULL, base);
+    if (errno) /* beyond 64 bits: a float, which no integer key accepts */
+        return false;
+    n->kind = NODE_INT;
+    n->integer = value;
+    n->number = (double)value;
+    return true;
+}
+
+void node_resolve(node *n, const char *text)
+{
+    n->text = text;
+    n->plain = true;
+    const char *unsigned_text = text + (*text == '-' || *text == '+');
+    if (*text == '\0' || strcmp(text, "~") == 0 || is_one_of(text, "null", "Null", "NULL")) {
+        n->kind = NODE_NULL;
+    } else if (is_one_of(text, "true", "True", "TRUE")) {
+        n->kind = NODE_BOOL;
+        n->boolean = true;
+    } else if (is_one_of(text, "false", "False", "FALSE")) {
+        n->kind = NODE_BOOL;
+    } else if (resolve_integer(n, text)) {
+        return;
+    } else if (looks_like_float(text)) {
+        n->kind = NODE_FLOAT;
+        n->number = strtod(text, NULL);
+    } else if (is_one_of(unsigned_text, ".inf", ".Inf", ".INF")) {
+        n->kind = NODE_FLOAT;
+        n->number = *text == '-' ? -HUGE_VAL : HUGE_VAL;
+    } else if (is_one_of(text, ".nan", ".NaN", ".NAN")) {
+        n->kind = NODE_FLOAT;
+        n->number = NAN;
+    } else {
+        n->kind = NODE_STRING;
+    }
+}
+
+const char *node_describe(const node *n, char *buffer, size_t size)
+{
+    switch (n->kind) {
+    case NODE_NULL:
+        return "null";
+    case NODE_BOOL:
+        return n->boolean ? "true" : "false";
+    case NODE_INT:
+    case NODE_FLOAT:
+        snprintf(buffer, size, "the number %s", n->text);
+        return buffer;
+    case NODE_STRING:
+        snprintf(buffer, size, "the string \"%.60s\"", n->text);
+        return buffer;
+    case NODE_LIST:
+        return "a list";
+    case NODE_MAP:
+        return "a map of keys";
+    }
+    return "nothing";
+}
+
+const char *node_format_float(double x, char *buffer, size_t size)
+{
+    if (isnan(x))
+        return ".nan";
+    if (isinf(x))
+        return x < 0 ? "-.inf" : ".inf";
+    for (int precision = 1; precision <= 17; precision++) {
+        snprintf(buffer, size, "%.*g", precision, x);
+        if (strtod(buffer, NULL) == x)
+            break;
+    }
+    size_t n = strlen(buffer);
+    if (!strpbrk(buffer, ".e") && n + 3 <= size)
+        memcpy(buffer + n, ".0", 3);
+    return buffer;
+}
+
+const char *node_place(node_mark mark, char *buffer, size_t size)
+{
+    if (mark.line == 0)
+        snprintf(buffer, size, "%s", mark.label);
+    else
+        snprintf(buffer, size, "%s:%d:%d", mark.label, mark.line, mark.column);
+    return buffer;
+}
+
+bool node_integer(const node *n, int64_t *ret)
+{
+    if (n->kind == NODE_INT) {
+        *ret = n->integer;
+        return true;
+    }
+    /* 1e6 is as good as 1000000; both bounds are exact doubles. */
+    if (n->kind == NODE_FLOAT && n->number == trunc(n->number) && n->number >= -0x1p63 &&
+        n->number < 0x1p63) {
+        *ret = (int64_t)n->number;
+        return true;
+    }
+    return false;
+}
+
+mt_status node_read_file(const char *path, char **ret, size_t *ret_n)
+{
+    mt_status s = MT_OK;
+    char *text = NULL;
+    struct stat st;
+    FILE *f = fopen(path, "rbe");
+    if (!f)
+        return status_set(errno == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO, "%s: cannot open: %s",
+                          path, strerror(errno));
+    if (fstat(fileno(f), &st) != 0 || !S_ISREG(st.st_mode)) {
+        s = status_set(MT_ERR_IO, "%s: is not a regular file", path);
+        goto out;
+    }
+    if (st.st_size > 64 * 1024 * 1024) {
+        s = status_set(MT_ERR_FORMAT, "%s: %lld bytes are too many for a manifest", path,
+                       (long long)st.st_size);
+        goto out;
+    }
+    text = malloc((size_t)st.st_size + 1);
+    if (!text) {
+        s = status_nomem(path, (size_t)st.st_size + 1);
+        goto out;
+    }
+    size_t n = fread(text, 1, (size_t)st.st_size, f);
+    if (ferror(f)) {
+        s = status_set(MT_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
+        goto out;
+    }
+    text[n] = '\0';
+    *ret = text;
+    *ret_n = n;
+    text = NULL;
+out:
+    free(text);
+    fclose(f);
+    return s;
+}
+
+mt_status node_close_file(void *file, const char *path)
+{
+    FILE *f = file;
+    bool bad = fflush(f) != 0 || fsync(fileno(f)) != 0;
+    int error = errno;
+    bad |= ferror(f) != 0;
+    if (fclose(f) != 0 && !bad) {
+        bad = true;
+        error = errno;
+    }
+    return bad ? status_set(MT_ERR_IO, "%s: cannot write: %s", path, strerror(error)) : MT_OK;
+}
+
+/* ---- paths ---------------------------------------------------------------------------------- */
+
+/* Remembers that a map was asked for a key that it does not have. */
+static void note_missed(config *c, node *map, const char *key)
+{
+    for (int64_t i = 0; i < map->n_missed; i++)
+        if (strcmp(map->missed[i], key) == 0)
+            return;
+    int64_t n = map->n_missed;
+    if ((n & (n - 1)) == 0) { /* full at every power of two */
+        const char **grown = arena_array(&c->arena, n ? (size_t)n * 2 : 1, sizeof *grown);
+        if (!grown)
+            return; /* only a suggestion is lost */
+        if (n)
+            memcpy(grown, map->missed, (size_t)n * sizeof *grown);
+        map->missed = grown;
+    }
+    const char *copy = arena_strdup(&c->arena, key);
+    if (copy)
+        map->missed[map->n_missed++] = copy;
+}
+
+/* Cuts the first segment off a dotted path; false at its end or when it is too long. */
+static bool next_segment(const char **path, char *segment, size_t size)
+{
+    if (!**path)
+        return false;
+    size_t n = strcspn(*path, ".");
+    if (n >= size)
+        return false;
+    memcpy(segment, *path, n);
+    segment[n] = '\0';
+    *path += n;
+    *path += **path == '.';
+    return true;
+}
+
+static bool list_index(const char *segment, int64_t n, int64_t *ret)
+{
+    if (!all_digits(segment, "0123456789") || strlen(segment) > 9)
+        return false;
+    *ret = atoll(segment);
+    return *ret < n;
+}
+
+/* Walks down from `from`. NULL when the path leads nowhere. *ret_around, when not NULL, is the
+ * mark of the last thing that exists on the way, a map's key where there is one. */
+static node *walk(config *c, node *from, const char *path, bool asking, node_mark *ret_around)
+{
+    char segment[PATH_SIZE];
+    node *n = from;
+    node_mark around = from->mark;
+    while (n && *path) {
+        if (!next_segment(&path, segment, sizeof segment)) {
+            n = NULL;
+            break;
+        }
+        node_item *item = NULL;
+        int64_t index;
+        if (n->kind == NODE_MAP) {
+            item = node_find(n, segment);
+            if (!item && asking)
+                note_missed(c, n, segment);
+        } else if (n->kind == NODE_LIST && list_index(segment, n->n, &index)) {
+            item = &n->items[index];
+        }
+        n = item ? item->value : NULL;
+        if (item) {
+            item->asked |= asking;
+            around = item->key ? item->mark : item->value->mark;
+        }
+    }
+    if (ret_around)
+        *ret_around = around;
+    return n;
+}
+
+static void join_path(const char *path, const char *key, char *ret, size_t size)
+{
+    if (!key || !*key)
+        snprintf(ret, size, "%s", path);
+    else
+        snprintf(ret, size, "%s%s%s", path, *path ? "." : "", key);
+}
+
+/* ---- views ---------------------------------------------------------------------------------- */
+
+node *config_node(const mt_config *pub, const char *key)
+{
+    const view *v = (const view *)pub;
+    char path[PATH_SIZE];
+    join_path(v->path, key, path, sizeof path);
+    return walk(v->doc, v->doc->root, path, true, NULL);
+}
+
+node_mark config_mark(const mt_config *pub, const char *key)
+{
+    const view *v = (const view *)pub;
+    char path[PATH_SIZE];
+    node_mark around;
+    join_path(v->path, key, path, sizeof path);
+    node *n = walk(v->doc, v->doc->root, path, false, &around);
+    return n ? n->mark : around;
+}
+
+mt_status config_wrong(const mt_config *pub, const char *key, const node *n, const char *expected)
+{
+    const view *v = (const view *)pub;
+    char path[PATH_SIZE], place[PLACE_SIZE], found[128];
+    join_path(v->path, key, path, sizeof path);
+    return status_set(MT_ERR_INVALID, "%s: '%s' must be %s, found %s",
+                      node_place(n->mark, place, sizeof place), path, expected,
+                      node_describe(n, found, sizeof found));
+}
+
+/* The value at `key`, or NULL with the error text of an absent one. */
+static node *present(const mt_config *pub, const char *key)
+{
+    node *n = config_node(pub, key);
+    if (n && n->kind != NODE_NULL)
+        return n;
+    char path[PATH_SIZE], place[PLACE_SIZE];
+    join_path(((const view *)pub)->path, key, path, sizeof path);
+    status_set(MT_ERR_NOT_FOUND, "%s: key '%s' is %s",
+               node_place(config_mark(pub, key), place, sizeof place), path,
+               n ? "null, but a value is needed" : "missing");
+    return NULL;
+}
+
+static bool view_has(const mt_config *pub, const char *key)
+{
+    const node *n = config_node(pub, key);
+    return n && n->kind != NODE_NULL;
+}
+
+static mt_status view_get_int(const mt_config *pub, const char *key, int64_t *ret)
+{
+    const node *n = present(pub, key);
+    if (!n)
+        return MT_ERR_NOT_FOUND;
+    if (!node_integer(n, ret))
+        return config_wrong(pub, key, n, "a whole number of at most 64 bits");
+    return MT_OK;
+}
+
+static mt_status view_get_float(const mt_config *pub, const char *key, double *ret)
+{
+    const node *n = present(pub, key);
+    if (!n)
+        return MT_ERR_NOT_FOUND;
+    if (n->kind != NODE_INT && n->kind != NODE_FLOAT)
+        return config_wrong(pub, key, n, "a number");
+    *ret = n->number;
+    return MT_OK;
+}
+
+static mt_status view_get_bool(const mt_config *pub, const char *key, bool *ret)
+{
+    const node *n = present(pub, key);
+    if (!n)
+        return MT_ERR_NOT_FOUND;
+    if (n->kind != NODE_BOOL)
+        return config_wrong(pub, key, n, "true or false");
+    *ret = n->boolean;
+    return MT_OK;
+}
+
+static mt_status view_get_string(const mt_config *pub, const char *key, const char **ret)
+{
+    const node *n = present(pub, key);
+    if (!n)
+        return MT_ERR_NOT_FOUND;
+    if (n->kind != NODE_STRING)
+        return config_wrong(pub, key, n,
+                            "a string (put it in quotes when it looks like something else)");
+    *ret = n->text;
+    return MT_OK;
+}
+
+static int64_t view_length(const mt_config *pub, const char *key)
+{
+    const node *n = config_node(pub, key);
+    return n && n->kind == NODE_LIST ? n->n : 0;
+}
+
+static mt_status view_reject(const mt_config *pub, const char *key, const char *fmt, ...)
+{
+    char why[1024], path[PATH_SIZE], place[PLACE_SIZE];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(why, sizeof why, fmt, args);
+    va_end(args);
+    join_path(((const view *)pub)->path, key, path, sizeof path);
+    return status_set(MT_ERR_INVALID, "%s: '%s' %s",
+                      node_place(config_mark(pub, key), place, sizeof place), path, why);
+}
+
+const mt_config *config_section(config *c, const char *path)
+{
+    view *v = arena_alloc(&c->arena, sizeof *v);
+    const char *copy = arena_strdup(&c->arena, path);
+    if (!v || !copy)
+        return NULL;
+    *v = (view){ { sizeof(mt_config), view_has, view_get_int, view_get_float, view_get_bool,
+                   view_get_string, view_length, view_reject },
+                 c,
+                 copy };
+    walk(c, c->root, path, true, NULL);
+    return &v->pub;
+}
+
+mt_status config_bytes(const mt_config *c, const char *key, int64_t *ret)
+{
+    static const struct {
+        const char *name;
+        double bytes;
+    } units[] = {
+        { "B", 1 },        { "KB", 1e3 },     { "MB", 1e6 },     { "GB", 1e9 },     { "TB", 1e12 },
+        { "KiB", 0x1p10 }, { "MiB", 0x1p20 }, { "GiB", 0x1p30 }, { "TiB", 0x1p40 },
+    };
+    const char *expected = "a size such as 24GiB, 512MB or a number of bytes";
+    const node *n = present(c, key);
+    if (!n)
+        return MT_ERR_NOT_FOUND;
+    if (n->kind == NODE_INT || n->kind == NODE_FLOAT) {
+        int64_t bytes;
+        if (!node_integer(n, &bytes) || bytes < 0)
+            return config_wrong(c, key, n, expected);
+        *ret = bytes;
+        return MT_OK;
+    }
+    size_t digits = n->kind == NODE_STRING ? strspn(n->text, "0123456789.") : 0;
+    if (digits == 0)
+        return config_wrong(c, key, n, expected);
+    char *end;
+    double value = strtod(n->text, &end);
+    if (end != n->text + digits)
+        return config_wrong(c, key, n, expected);
+    end += strspn(end, " ");
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        double bytes = value * units[i].bytes;
+        if (strcmp(end, units[i].name) == 0 && bytes < 0x1p63) {
+            *ret = (int64_t)bytes;
+            return MT_OK;
+        }
+    }
+    return config_wrong(c, key, n, expected);
+}
+
+/* ---- keys ----------------------------------------------------------------------------------- */
+
+const char *config_key(const config *c, const char *path, int64_t index)
+{
+    /* Nothing is changed when not asking; walk has one signature for both. */
+    const node *n = walk((config *)c, c->root, path, false, NULL);
+    return n && n->kind == NODE_MAP && index >= 0 && index < n->n ? n->items[index].key : NULL;
+}
+
+static mt_status unknown_key(const node *map, const node_item *item, const char *path)
+{
+    char place[PLACE_SIZE];
+    const char *key = item->key, *near = NULL;
+    const char **known = calloc((size_t)(map->n + map->n_missed), sizeof *known);
+    if (known) {
+        int64_t n = 0;
+        for (int64_t i = 0; i < map->n; i++)
+            if (map->items[i].asked)
+                known[n++] = map->items[i].key;
+        for (int64_t i = 0; i < map->n_missed; i++)
+            known[n++] = map->missed[i];
+        int64_t best = text_nearest(key, known, n);
+        near = best >= 0 ? known[best] : NULL;
+        free(known);
+    }
+    char where[PATH_SIZE];
+    snprintf(where, sizeof where, "%s%s%s", *path ? " in '" : "", path, *path ? "'" : "");
+    node_place(item->mark, place, sizeof place);
+    if (near)
+        return status_set(MT_ERR_INVALID, "%s: unknown key '%s'%s; did you mean '%s'?", place, key,
+                          where, near);
+    return status_set(MT_ERR_INVALID, "%s: unknown key '%s'%s", place, key, where);
+}
+
+static mt_status check_unused(const node *n, const char *path, const char *const *skip)
+{
+    for (int64_t i = 0; i < n->n; i++) {
+        const node_item *item = &n->items[i];
+        char below[PATH_SIZE], index[24];
+        bool skipped = false;
+        for (int32_t k = 0; item->key && skip && skip[k]; k++)
+            skipped |= strcmp(skip[k], item->key) == 0;
+        if (skipped)
+            continue;
+        if (item->key && !item->asked)
+            return unknown_key(n, item, path);
+        snprintf(index, sizeof index, "%lld", (long long)i);
+        join_path(path, item->key ? item->key : index, below, sizeof below);
+        mt_status s = check_unused(item->value, below, NULL);
+        if (s != MT_OK)
+            return s;
+    }
+    return MT_OK;
+}
+
+mt_status config_check_unused_but(config *c, const char *path, const char *const *skip)
+{
+    const node *n = walk(c, c->root, path, false, NULL);
+    return n ? check_unused(n, path, skip) : MT_OK;
+}
+
+mt_status config_check_unused(config *c, const char *path)
+{
+    return config_check_unused_but(c, path, NULL);
+}
+
+/* ---- overrides ------------------------------------------------------------------------------ */
+
+static mt_status override_at(config *c, const char *label, const char *path, node *value)
+{
+    node_mark mark = { label, 0, 0 };
+    char segment[PATH_SIZE], found[128];
+    node *n = c->root;
+    for (;;) {
+        if (!next_segment(&path, segment, sizeof segment) || !*segment)
+            return status_set(MT_ERR_INVALID, "%s: the key has an empty part; expected section.key",
+                              label);
+        node_item *item = NULL;
+        int64_t index;
+        if (n->kind == NODE_NULL) { /* `train:` with nothing below it */
+            n->kind = NODE_MAP;
+            n->plain = false;
+        }
+        if (n->kind == NODE_MAP) {
+            item = node_find(n, segment);
+        } else if (n->kind == NODE_LIST && list_index(segment, n->n, &index)) {
+            item = &n->items[index];
+        } else if (n->kind == NODE_LIST) {
+            return status_set(MT_ERR_INVALID, "%s: '%s' is no element of a list of %lld", label,
+                              segment, (long long)n->n);
+        } else {
+            return status_set(MT_ERR_INVALID, "%s: '%s' would be below %s, not below a section",
+                              label, segment, node_describe(n, found, sizeof found));
+        }
+        if (!item) {
+            const char *key = arena_strdup(&c->arena, segment);
+            node *below = *path ? node_create(c, NODE_MAP, mark) : value;
+            if (!key || !below || !node_append(c, n, key, mark, below))
+                return MT_ERR_NOMEM;
+            item = &n->items[n->n - 1];
+        }
+        if (!*path) {
+            item->value = value;
+            item->mark = mark;
+            return MT_OK;
+        }
+        n = item->value;
+    }
+}
+
+mt_status config_override(config *c, const char *assignment)
+{
+    const char *equals = strchr(assignment, '=');
+    if (!equals || equals == assignment)
+        return status_set(MT_ERR_INVALID, "argument '%s': expected key=value", assignment);
+    const char *label = arena_printf(&c->arena, "argument '%s'", assignment);
+    char *path = arena_printf(&c->arena, "%.*s", (int)(equals - assignment), assignment);
+    if (!label || !path)
+        return MT_ERR_NOMEM;
+    size_t length = strlen(path);
+    if (path[length - 1] == '.')
+        return status_set(MT_ERR_INVALID, "%s: the key has an empty part; expected section.key",
+                          label);
+    node *value = NULL;
+    mt_status s = yaml_parse(c, equals + 1, strlen(equals + 1), label, false, &value);
+    if (s != MT_OK)
+        return s;
+    if (!value) {
+        value = node_create(c, NODE_NULL, (node_mark){ label, 0, 0 });
+        if (!value)
+            return MT_ERR_NOMEM;
+        node_resolve(value, "");
+    }
+    return override_at(c, label, path, value);
+}

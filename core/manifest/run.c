@@ -1,0 +1,517 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reading a run manifest: values by the schema, then what only several keys together can get wrong.
+ */
+#include "run.h"
+
+#include "../base/status.h"
+#include "../base/text.h"
+#include "node.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+enum { PLACE_SIZE = 512, TEXT_SIZE = 512 };
+
+static const char *const sections[] = { "",       "data", "train",      "optimizer",
+                                        "memory", "log",  "checkpoint", NULL };
+static const char *const plugin_sections[] = { "data", "optimizer", NULL };
+
+typedef struct reader {
+    run_manifest *run;
+    const mt_config *root, *data, *train, *checkpoint;
+} reader;
+
+/* ---- unknown keys --------------------------------------------------------------------------- */
+
+/* Well-known keys of other trainers: what they are called here, or why there is none. */
+static const struct hint {
+    const char *key;  /* a trailing '*' matches every ending */
+    const char *here; /* "section.key", or NULL */
+    const char *why;  /* when not offered */
+} hints[] = {
+#define NO_LORA                                                                                    \
+    "LoRA is not offered: MegaTrain trains every parameter and keeps all of them in host memory"
+#define NO_PREF                                                                                    \
+    "preference and reward training is not offered: MegaTrain does pre-training and fine-tuning"
+#define NO_QUANT "training on quantized weights is not offered: precision is fp32 or bf16"
+#define NO_SHARD "sharding over processes is not offered: see the section 'memory'"
+#define NO_SIGHT "vision and audio are not offered: MegaTrain trains on text"
+    { "lora*", NULL, NO_LORA },
+    { "qlora*", NULL, NO_LORA },
+    { "use_lora", NULL, NO_LORA },
+    { "peft*", NULL, NO_LORA },
+    { "adapter*", NULL, NO_LORA },
+    { "finetuning_type", NULL, NO_LORA },
+    { "dpo*", NULL, NO_PREF },
+    { "orpo*", NULL, NO_PREF },
+    { "kto*", NULL, NO_PREF },
+    { "ppo*", NULL, NO_PREF },
+    { "grpo*", NULL, NO_PREF },
+    { "rlhf*", NULL, NO_PREF },
+    { "reward_model*", NULL, NO_PREF },
+    { "stage", NULL, NO_PREF },
+    { "quantiz*", NULL, NO_QUANT },
+    { "load_in_*", NULL, NO_QUANT },
+    { "bnb*", NULL, NO_QUANT },
+    { "deepspeed*", NULL, NO_SHARD },
+    { "fsdp*", NULL, NO_SHARD },
+    { "zero_stage", NULL, NO_SHARD },
+    { "tensor_parallel*", NULL, NO_SHARD },
+    { "pipeline_parallel*", NULL, NO_SHARD },
+    { "vision*", NULL, NO_SIGHT },
+    { "image*", NULL, NO_SIGHT },
+    { "audio*", NULL, NO_SIGHT },
+    { "fp16", NULL, "FP16 is not offered: precision is fp32 or bf16" },
+    { "bf16", "precision", NULL },
+    { "dtype", "precision", NULL },
+    { "torch_dtype", "precision", NULL },
+    { "mixed_precision", "precision", NULL },
+    { "model_name*", "model", NULL },
+    { "model_path", "model", NULL },
+    { "base_model", "model", NULL },
+    { "lr", "train.learning_rate", NULL },
+    { "epochs", "train.num_train_epochs", NULL },
+    { "num_epochs", "train.num_train_epochs", NULL },
+    { "batch_size", "train.micro_batch_size", NULL },
+    { "train_batch_size", "train.micro_batch_size", NULL },
+    { "per_device_train_batch_size", "train.micro_batch_size", NULL },
+    { "grad_accum*", "train.gradient_accumulation_steps", NULL },
+    { "clip_grad*", "train.max_grad_norm", NULL },
+    { "grad_clip*", "train.max_grad_norm", NULL },
+    { "gradient_clip*", "train.max_grad_norm", NULL },
+    { "scheduler", "train.lr_scheduler_type", NULL },
+    { "lr_scheduler", "train.lr_scheduler_type", NULL },
+    { "weight_decay", "optimizer.weight_decay", NULL },
+    { "optim", "optimizer.name", NULL },
+    { "block_size", "data.max_seq_len", NULL },
+    { "cutoff_len", "data.max_seq_len", NULL },
+    { "context_length", "data.max_seq_len", NULL },
+    { "max_length", "data.max_seq_len", NULL },
+    { "seq_len", "data.max_seq_len", NULL },
+    { "seq_length", "data.max_seq_len", NULL },
+    { "sequence_len", "data.max_seq_len", NULL },
+    { "gradient_checkpointing", "memory.activations", NULL },
+};
+
+static bool hint_matches(const struct hint *h, const char *key)
+{
+    size_t n = strlen(h->key);
+    return h->key[n - 1] == '*' ? strncmp(h->key, key, n - 1) == 0 : strcmp(h->key, key) == 0;
+}
+
+/* Is there something better to say about an unknown key than the nearest one of its section? */
+static mt_status check_foreign_key(const char *section, const node_item *item)
+{
+    char place[PLACE_SIZE];
+    node_place(item->mark, place, sizeof place);
+    int32_t n;
+    const run_key *keys = run_schema(&n);
+    for (int32_t i = 0; i < n; i++)
+        if (strcmp(keys[i].name, item->key) == 0 && strcmp(keys[i].section, section) != 0)
+            return status_set(MT_ERR_INVALID, "%s: unknown key '%s%s%s'; did you mean '%s%s%s'?",
+                              place, section, *section ? "." : "", item->key, keys[i].section,
+                              *keys[i].section ? "." : "", item->key);
+    for (size_t i = 0; i < sizeof hints / sizeof *hints; i++) {
+        if (!hint_matches(&hints[i], item->key))
+            continue;
+        if (!hints[i].here)
+            return status_set(MT_ERR_UNSUPPORTED, "%s: '%s': %s; remove the key", place, item->key,
+                              hints[i].why);
+        return status_set(MT_ERR_INVALID, "%s: unknown key '%s'; it is called '%s' here", place,
+                          item->key, hints[i].here);
+    }
+    return MT_OK;
+}
+
+static mt_status check_foreign_keys(config *c, const char *section)
+{
+    const node *map = *section ? NULL : c->root;
+    const node_item *item = *section ? node_find(c->root, section) : NULL;
+    if (item)
+        map = item->value;
+    for (int64_t i = 0; map && map->kind == NODE_MAP && i < map->n; i++) {
+        mt_status s = map->items[i].asked ? MT_OK : check_foreign_key(section, &map->items[i]);
+        if (s != MT_OK)
+            return s;
+    }
+    return MT_OK;
+}
+
+static bool is_plugin_section(const char *section)
+{
+    return strcmp(section, plugin_sections[0]) == 0 || strcmp(section, plugin_sections[1]) == 0;
+}
+
+static mt_status check_keys(config *c)
+{
+    char found[128], place[PLACE_SIZE];
+    int32_t n;
+    const run_key *keys = run_schema(&n);
+    for (int32_t i = 1; sections[i]; i++) {
+        const node_item *item = node_find(c->root, sections[i]);
+        if (item && item->value->kind != NODE_MAP && item->value->kind != NODE_NULL)
+            return status_set(MT_ERR_INVALID, "%s: '%s' must be a section of keys, found %s",
+                              node_place(item->value->mark, place, sizeof place), sections[i],
+                              node_describe(item->value, found, sizeof found));
+    }
+    for (int32_t i = 0; i < n; i++) { /* asking makes them known */
+        const mt_config *section = config_section(c, keys[i].section);
+        if (!section)
+            return MT_ERR_NOMEM;
+        section->has(section, keys[i].name);
+    }
+    for (int32_t i = 0; sections[i]; i++) {
+        mt_status s = is_plugin_section(sections[i]) ? MT_OK : check_foreign_keys(c, sections[i]);
+        if (s != MT_OK)
+            return s;
+    }
+    return config_check_unused_but(c, "", plugin_sections);
+}
+
+mt_status run_check_plugin_keys(run_manifest *r)
+{
+    for (int32_t i = 0; plugin_sections[i]; i++) {
+        mt_status s = check_foreign_keys(r->config, plugin_sections[i]);
+        if (s == MT_OK)
+            s = config_check_unused(r->config, plugin_sections[i]);
+        if (s != MT_OK)
+            return s;
+    }
+    return MT_OK;
+}
+
+/* ---- values --------------------------------------------------------------------------------- */
+
+static void store_integer(run_manifest *r, const run_key *k, int64_t value)
+{
+    char *field = (char *)r + k->offset;
+    int32_t narrow = (int32_t)value;
+    if (k->size == sizeof narrow)
+        memcpy(field, &narrow, sizeof narrow);
+    else if (k->size == sizeof value)
+        memcpy(field, &value, sizeof value);
+}
+
+/* "at least 1" or "from 0 to 1". */
+static const char *range_text(const run_key *k, char *ret, size_t size)
+{
+    const char *or_auto = k->automatic ? "\"auto\" or " : "";
+    const char *what = k->type == RUN_KEY_BYTES ? "a size" : "a number";
+    if (k->max >= 1e9)
+        snprintf(ret, size, "%s%s of at least %g", or_auto, what, k->min);
+    else
+        snprintf(ret, size, "%s%s from %g to %g", or_auto, what, k->min, k->max);
+    return ret;
+}
+
+static mt_status choice_error(const mt_config *c, const run_key *k, const node *n)
+{
+    char list[TEXT_SIZE] = "";
+    size_t used = 0;
+    int32_t count = 0;
+    for (; k->choices[count]; count++) {
+        int w = snprintf(list + used, sizeof list - used, "%s%s", count ? ", " : "one of ",
+                         k->choices[count]);
+        used += w > 0 && (size_t)w < sizeof list - used ? (size_t)w : 0;
+    }
+    return config_wrong(c, k->name, n, list);
+}
+
+/* Reads the node of a key, or of its default, into the manifest's field. */
+static mt_status read_value(run_manifest *r, const mt_config *c, const run_key *k, const node *n)
+{
+    char text[TEXT_SIZE];
+    int64_t whole;
+    if (k->automatic && n->kind == NODE_STRING && strcmp(n->text, "auto") == 0) {
+        store_integer(r, k, -1);
+        return MT_OK;
+    }
+    switch (k->type) {
+    case RUN_KEY_STRING:
+        if (n->kind != NODE_STRING || !*n->text)
+            return config_wrong(c, k->name, n,
+                                "a string (in quotes when it looks like something else)");
+        if (k->size)
+            memcpy((char *)r + k->offset, &n->text, sizeof n->text);
+        return MT_OK;
+    case RUN_KEY_CHOICE:
+        for (int32_t i = 0; n->kind == NODE_STRING && k->choices[i]; i++) {
+            if (strcmp(k->choices[i], n->text) == 0) {
+                store_integer(r, k, i);
+                return MT_OK;
+            }
+        }
+        return choice_error(c, k, n);
+    case RUN_KEY_BOOL:
+        if (n->kind != NODE_BOOL)
+            return config_wrong(c, k->name, n, "true or false");
+        memcpy((char *)r + k->offset, &n->boolean, sizeof n->boolean);
+        return MT_OK;
+    case RUN_KEY_BYTES: {
+        mt_status s = config_bytes(c, k->name, &whole);
+        if (s != MT_OK)
+            return s;
+        if ((double)whole < k->min || (double)whole > k->max)
+            return config_wrong(c, k->name, n, range_text(k, text, sizeof text));
+        store_integer(r, k, whole);
+        return MT_OK;
+    }
+    case RUN_KEY_INT:
+        if (!node_integer(n, &whole))
+            return config_wrong(c, k->name, n,
+                                k->automatic ? "\"auto\" or a whole number" : "a whole number");
+        if ((double)whole < k->min || (double)whole > k->max)
+            return config_wrong(c, k->name, n, range_text(k, text, sizeof text));
+        store_integer(r, k, whole);
+        return MT_OK;
+    case RUN_KEY_FLOAT:
+        if (n->kind != NODE_INT && n->kind != NODE_FLOAT)
+            return config_wrong(c, k->name, n, "a number");
+        if (!(n->number >= k->min && n->number <= k->max)) /* NaN fails too */
+            return config_wrong(c, k->name, n, range_text(k, text, sizeof text));
+        memcpy((char *)r + k->offset, &n->number, sizeof n->number);
+        return MT_OK;
+    }
+    return MT_OK;
+}
+
+static mt_status read_values(run_manifest *r)
+{
+    int32_t n;
+    const run_key *keys = run_schema(&n);
+    for (int32_t i = 0; i < n; i++) {
+        const run_key *k = &keys[i];
+        const mt_config *section = config_section(r->config, k->section);
+        if (!section)
+            return MT_ERR_NOMEM;
+        const node *found = config_node(section, k->name);
+        node fallback = { 0 };
+        if (!found || found->kind == NODE_NULL) {
+            if (!k->fallback)
+                continue;
+            node_resolve(&fallback, k->fallback);
+            found = &fallback;
+        }
+        mt_status s = read_value(r, section, k, found);
+        if (s != MT_OK)
+            return s;
+    }
+    return MT_OK;
+}
+
+/* ---- paths ---------------------------------------------------------------------------------- */
+
+static bool exists(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+/* The model's path, absolute. */
+static mt_status resolve_model(const reader *in)
+{
+    run_manifest *r = in->run;
+    arena *a = &r->config->arena;
+    if (!r->model) {
+        return status_set(MT_ERR_INVALID,
+                          "%s: key 'model' is missing; expected a Hugging Face folder or a model "
+                          "manifest",
+                          r->path);
+    }
+    node *n = config_node(in->root, "model");
+    const char *slash = strrchr(r->path, '/');
+    const char *beside =
+        slash ? arena_printf(a, "%.*s/%s", (int)(slash - r->path), r->path, r->model) : r->model;
+    if (!beside)
+        return MT_ERR_NOMEM;
+    bool from_argument = n->mark.line == 0;
+    const char *first = from_argument || *r->model == '/' ? r->model : beside;
+    const char *second = from_argument ? beside : r->model;
+    const char *path = exists(first) ? first : exists(second) ? second : NULL;
+    if (!path && strcmp(first, second) == 0)
+        return in->root->reject(in->root, "model", "names '%s', which does not exist", r->model);
+    if (!path)
+        return in->root->reject(in->root, "model",
+                                "names '%s', which does not exist: neither %s nor %s (below the "
+                                "working directory) is there",
+                                r->model, first, second);
+    char *absolute = realpath(path, NULL);
+    if (!absolute)
+        return in->root->reject(in->root, "model", "names %s, which cannot be reached", path);
+    r->model = arena_strdup(a, absolute);
+    free(absolute);
+    if (!r->model)
+        return MT_ERR_NOMEM;
+    n->text = r->model;
+    n->plain = false;
+    return MT_OK;
+}
+
+/* runs/NAME for .../NAME.yaml; becomes part of the effective manifest. */
+static mt_status default_output_dir(run_manifest *r)
+{
+    config *c = r->config;
+    const char *slash = strrchr(r->path, '/'), *name = slash ? slash + 1 : r->path;
+    const char *dot = strrchr(name, '.');
+    int n = dot && dot != name ? (int)(dot - name) : (int)strlen(name);
+    node *value = node_create(c, NODE_STRING, c->root->mark);
+    if (!value || !(value->text = arena_printf(&c->arena, "runs/%.*s", n, name)))
+        return MT_ERR_NOMEM;
+    r->output_dir = value->text;
+    node_item *item = node_find(c->root, "output_dir");
+    if (item) /* it is there, but null */
+        item->value = value;
+    else if (!node_append(c, c->root, "output_dir", c->root->mark, value))
+        return MT_ERR_NOMEM;
+    node_find(c->root, "output_dir")->asked = true;
+    return MT_OK;
+}
+
+/* ---- several keys together ------------------------------------------------------------------ */
+
+static mt_status read_init(const reader *in)
+{
+    run_manifest *r = in->run;
+    struct stat st;
+    bool folder = stat(r->model, &st) == 0 && S_ISDIR(st.st_mode);
+    const char *init = folder ? "pretrained" : "random";
+    mt_status s = mt_config_string(in->root, "init", init, &init);
+    if (s != MT_OK)
+        return s;
+    r->from_scratch = strcmp(init, "random") == 0;
+    if (!r->from_scratch && !folder)
+        return in->root->reject(in->root, "init",
+                                "is pretrained, but the model manifest %s has no weights; name a "
+                                "Hugging Face folder or a checkpoint as the model",
+                                r->model);
+    return mt_config_string(in->root, "precision", "auto", &r->precision);
+}
+
+static mt_status check_exclusive(const mt_config *c, const char *key, const char *other)
+{
+    if (c->has(c, key) && c->has(c, other))
+        return c->reject(c, key, "and '%s' exclude each other; give one of them", other);
+    return MT_OK;
+}
+
+static mt_status read_step_size(const reader *in)
+{
+    const mt_config *c = in->train;
+    run_manifest *r = in->run;
+    mt_status s = check_exclusive(c, "tokens_per_step", "gradient_accumulation_steps");
+    if (s != MT_OK)
+        return s;
+    if (r->micro_batch_size > INT32_MAX / r->max_seq_len)
+        return c->reject(c, "micro_batch_size",
+                         "is %lld: times max_seq_len %lld that is more than %d tokens",
+                         (long long)r->micro_batch_size, (long long)r->max_seq_len, INT32_MAX);
+    if (!c->has(c, "tokens_per_step"))
+        return MT_OK;
+    int64_t tokens, micro = r->micro_batch_size * r->max_seq_len;
+    s = c->get_int(c, "tokens_per_step", &tokens);
+    if (s != MT_OK)
+        return s;
+    if (tokens % micro != 0)
+        return c->reject(c, "tokens_per_step",
+                         "is %lld; expected a multiple of micro_batch_size * max_seq_len = %lld * "
+                         "%lld = %lld, such as %lld",
+                         (long long)tokens, (long long)r->micro_batch_size,
+                         (long long)r->max_seq_len, (long long)micro,
+                         (long long)((tokens + micro - 1) / micro * micro));
+    r->gradient_accumulation_steps = tokens / micro;
+    return MT_OK;
+}
+
+static mt_status check_schedule(const reader *in)
+{
+    const mt_config *c = in->train;
+    const run_manifest *r = in->run;
+    mt_status s = check_exclusive(c, "max_steps", "num_train_epochs");
+    if (s == MT_OK)
+        s = check_exclusive(c, "warmup_steps", "warmup_ratio");
+    if (s != MT_OK)
+        return s;
+    if (r->max_steps == 0 && r->num_train_epochs <= 0)
+        return c->reject(c, "num_train_epochs", "must be positive, or max_steps be given");
+    if (r->max_steps > 0 && r->warmup_steps > r->max_steps)
+        return c->reject(c, "warmup_steps", "is %lld, longer than the run: max_steps is %lld",
+                         (long long)r->warmup_steps, (long long)r->max_steps);
+    bool wsd = r->lr_scheduler_type == RUN_WSD;
+    if (!wsd && c->has(c, "wsd_decay_ratio"))
+        return c->reject(c, "wsd_decay_ratio", "is used only with lr_scheduler_type: wsd");
+    if (r->lr_scheduler_type == RUN_CONSTANT && r->min_lr_ratio > 0)
+        return c->reject(c, "min_lr_ratio", "has no effect on a constant schedule; remove it");
+    if (wsd && r->warmup_ratio + r->wsd_decay_ratio > 1)
+        return c->reject(c, "wsd_decay_ratio", "and warmup_ratio together exceed the whole run");
+    return MT_OK;
+}
+
+static mt_status check_together(const reader *in)
+{
+    run_manifest *r = in->run;
+    const mt_config *c = in->train;
+    mt_status s = read_init(in);
+    if (s == MT_OK)
+        s = read_step_size(in);
+    if (s == MT_OK)
+        s = check_schedule(in);
+    if (s != MT_OK)
+        return s;
+    if (r->max_grad_norm == 0 && r->on_bad_numbers == RUN_SKIP) {
+        if (c->has(c, "on_bad_numbers"))
+            return c->reject(c, "on_bad_numbers",
+                             "is skip, which needs clipping: with max_grad_norm: 0 updates start "
+                             "before all gradients are known; use stop, or clip");
+        r->on_bad_numbers = RUN_STOP;
+    }
+    r->activations--; /* the first choice is "auto", -1 */
+    return MT_OK;
+}
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+mt_status run_read(const char *path, char *const *overrides, int n_overrides, run_manifest **ret)
+{
+    run_manifest *r = calloc(1, sizeof *r);
+    if (!r)
+        return status_nomem("a run manifest", sizeof *r);
+    mt_status s = config_read_yaml(path, &r->config);
+    for (int i = 0; s == MT_OK && i < n_overrides; i++)
+        s = config_override(r->config, overrides[i]);
+    if (s != MT_OK)
+        goto out;
+    r->path = r->config->root->mark.label;
+    reader in = { r, config_section(r->config, ""), config_section(r->config, "data"),
+                  config_section(r->config, "train"), config_section(r->config, "checkpoint") };
+    if (!in.root || !in.data || !in.train || !in.checkpoint) {
+        s = MT_ERR_NOMEM;
+        goto out;
+    }
+    s = check_keys(r->config);
+    if (s == MT_OK)
+        s = read_values(r);
+    if (s == MT_OK)
+        s = resolve_model(&in);
+    if (s == MT_OK && !r->output_dir)
+        s = default_output_dir(r);
+    if (s == MT_OK)
+        s = check_together(&in);
+    if (s != MT_OK)
+        goto out;
+    *ret = r;
+    r = NULL;
+out:
+    run_destroy(r);
+    return s;
+}
+
+void run_destroy(run_manifest *r)
+{
+    if (!r)
+        return;
+    config_destroy(r->config);
+    free(r);
+}
