@@ -150,8 +150,7 @@ static void predict(plan *p)
         forward += gemm + attn;
         backward +=
             2 * gemm + 2.5 * attn + tokens * t->recompute_gemm_flops[p->policy[u]] / f->gemm_flops;
-        if (p->policy[u] == TPL_INPUT)
-            backward += attn;
+        backward += t->recompute_attn_flops[p->policy[u]] * allowed / f->attn_flops;
         if (p->policy[u] != TPL_KEEP)
             backward += 0.02 * gemm; /* the cheap operations, which only move memory */
         double bytes = (double)p->tpl[u]->weight_bytes;

@@ -240,7 +240,7 @@ mt_status session_open_run(session *s, run_manifest *run, bool training)
 mt_status session_start(session *s, const session_engine_options *options)
 {
     const plan_request *r = &s->plan->request;
-    bool grad_plane = r->training && r->max_grad_norm > 0;
+    bool grad_plane = plan_needs_grad_plane(s->plan);
     mt_status st = store_create(s->model, r->states, r->n_states, grad_plane, s->backend, s->device,
                                 &s->store);
     if (st != MT_OK)
