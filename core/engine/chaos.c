@@ -21,7 +21,7 @@ void chaos_delay(engine *e, void *queue, uint64_t *rng)
         return;
     uint64_t r = next_random(rng);
     if ((r & 15) == 0)
-        e->b->delay(e->dev, queue, (r >> 8) % 150000);
+        e->b->delay(e->dev, queue, (r >> 8) % 60000);
 }
 
 void chaos_sleep(engine *e, uint64_t *rng)

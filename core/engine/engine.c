@@ -336,6 +336,7 @@ static void run_step(engine *e, const step_batch *batch, bool update,
 static double grad_norm(engine *e)
 {
     const model *m = e->m;
+    pool_wait_idle(e); /* contributions are being added */
     for (int32_t i = 0; i < m->n_params; i++)
         if (e->landed[i] > 1)
             pool_submit(e, &(work){ .kind = WORK_SUM_SQUARES,

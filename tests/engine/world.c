@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The small world.
+ */
+#include "world.h"
+
+#include "core/base/log.h"
+#include "core/base/status.h"
+
+#include <megatrain/plugin.h>
+
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+void world_fail(const char *what)
+{
+    fprintf(stderr, "%s: %s\n", what, status_text());
+    exit(1);
+}
+
+/* ---- backend --------------------------------------------------------------------------------- */
+
+static void set_error(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    status_vset(MT_ERR_INTERNAL, fmt, args);
+    va_end(args);
+}
+
+const mt_backend *world_backend(void **ret_device)
+{
+    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR, set_error, log_write };
+    static const mt_backend *backend;
+    static void *device;
+    if (!backend) {
+        const char *path = getenv("MT_TEST_CPU_PLUGIN");
+        void *so = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+        void *symbol = so ? dlsym(so, MT_PLUGIN_ENTRY) : NULL;
+        const mt_plugin *(*entry)(uint32_t, uint32_t);
+        memcpy(&entry, &symbol, sizeof entry);
+        const mt_plugin *p = symbol ? entry(MT_ABI_MAJOR, MT_ABI_MINOR) : NULL;
+        if (!p || p->init(&host) < 0)
+            world_fail("cannot load the CPU backend");
+        backend = p->get_interface(MT_BACKEND_INTERFACE);
+        if (!backend || backend->open(0, 2, &device) < 0)
+            world_fail("cannot open the CPU device");
+    }
+    *ret_device = device;
+    return backend;
+}
+
+/* ---- model ----------------------------------------------------------------------------------- */
+
+struct world_config {
+    mt_config base; /* nothing in it: the fields below say everything */
+    bool tied, frozen_norms;
+    int32_t hidden, blocks, vocab;
+};
+
+static mt_val norm(mt_builder *b, const struct world_config *c, mt_val x, const char *name)
+{
+    mt_param_info p = { sizeof p, MT_PARAM_NO_DECAY, name, 0, c->hidden, MT_INIT_ONES, 0.0f };
+    if (c->frozen_norms)
+        p.flags |= MT_PARAM_FROZEN;
+    return mt_rmsnorm(b, x, b->api->param(b, &p), &(mt_rmsnorm_attr){ .eps = 1e-5, .heads = 1 });
+}
+
+static mt_status build_embed(mt_builder *b, const void *arch, const void *arg)
+{
+    const struct world_config *c = arch;
+    (void)arg;
+    mt_output(b, 0, mt_embedding(b, mt_matrix(b, "embed.weight", c->vocab, c->hidden, 0.5)));
+    return MT_OK;
+}
+
+static mt_status build_block(mt_builder *b, const void *arch, const void *arg)
+{
+    const struct world_config *c = arch;
+    (void)arg;
+    int32_t h = c->hidden, heads = 4, kv = 2, dim = h / heads, inner = h * 3 / 2;
+    double std = 0.7 / sqrt((double)h);
+    mt_rope_attr rope = { .head_dim = dim, .rotary_dim = dim, .attention_factor = 1.0f };
+    for (int i = 0; i < dim / 2; i++)
+        rope.inv_freq[i] = powf(100.0f, -2.0f * (float)i / (float)dim);
+    mt_val in = mt_input(b, 0, h);
+    mt_val x = norm(b, c, in, "norm1.weight");
+    mt_val q = mt_linear(b, x, mt_matrix(b, "q.weight", h, h, std), MT_NONE);
+    mt_val k = mt_linear(b, x, mt_matrix(b, "k.weight", kv * dim, h, std), MT_NONE);
+    mt_val v = mt_linear(b, x, mt_matrix(b, "v.weight", kv * dim, h, std),
+                         mt_vector(b, "v.bias", kv * dim, MT_INIT_ZEROS));
+    mt_attn_attr attn = { .heads = heads,
+                          .kv_heads = kv,
+                          .qk_dim = dim,
+                          .v_dim = dim,
+                          .scale = 1.0 / sqrt((double)dim) };
+    mt_val a =
+        mt_attention(b, mt_rope(b, q, &rope, heads), mt_rope(b, k, &rope, kv), v, MT_NONE, &attn);
+    x = mt_add(b, in, mt_linear(b, a, mt_matrix(b, "o.weight", h, h, std), MT_NONE));
+    mt_val y = norm(b, c, x, "norm2.weight");
+    mt_val gate = mt_linear(b, y, mt_matrix(b, "gate.weight", inner, h, std), MT_NONE);
+    mt_val up = mt_linear(b, y, mt_matrix(b, "up.weight", inner, h, std), MT_NONE);
+    mt_val g = mt_glu(b, gate, up, &(mt_act_attr){ .kind = MT_ACT_SILU });
+    mt_output(b, 0,
+              mt_add(b, x, mt_linear(b, g, mt_matrix(b, "down.weight", h, inner, std), MT_NONE)));
+    return MT_OK;
+}
+
+static mt_status build_head(mt_builder *b, const void *arch, const void *arg)
+{
+    const struct world_config *c = arch;
+    (void)arg;
+    mt_val x = norm(b, c, mt_input(b, 0, c->hidden), "norm.weight");
+    mt_val w = c->tied ? mt_alias(b, "embed.weight", c->vocab, c->hidden)
+                       : mt_matrix(b, "head.weight", c->vocab, c->hidden, 0.2);
+    mt_output(b, 0, mt_linear_cross_entropy(b, x, w, &(mt_xent_attr){ 0 }));
+    return MT_OK;
+}
+
+static mt_status configure(const mt_config *config, mt_model *m, void **ret)
+{
+    const struct world_config *c = (const struct world_config *)config;
+    int32_t embed = mt_add_template(m, "embed", build_embed, NULL);
+    int32_t block = mt_add_template(m, "block", build_block, NULL);
+    int32_t head = mt_add_template(m, "head", build_head, NULL);
+    mt_add_unit(m, "embed", embed, "");
+    for (int32_t i = 0; i < c->blocks; i++) {
+        char name[32], prefix[32];
+        snprintf(name, sizeof name, "block.%d", i);
+        snprintf(prefix, sizeof prefix, "layers.%d.", i);
+        mt_add_unit(m, name, block, prefix);
+    }
+    mt_add_unit(m, "head", head, "");
+    m->api->set_vocab(m, c->vocab);
+    m->api->set_max_positions(m, 4096);
+    *ret = (void *)c;
+    return MT_OK;
+}
+
+static void destroy(void *arch)
+{
+    (void)arch;
+}
+
+void world_model(const world_options *o, world *ret)
+{
+    static const char *const types[] = { "world" };
+    static const mt_arch arch = { sizeof arch, 1, types, configure, destroy };
+    struct world_config *c = calloc(1, sizeof *c);
+    if (!c)
+        world_fail("config");
+    c->base.struct_size = sizeof c->base;
+    c->tied = o->tied;
+    c->frozen_norms = o->frozen_norms;
+    c->hidden = o->hidden ? o->hidden : WORLD_HIDDEN;
+    c->blocks = o->blocks ? o->blocks : WORLD_BLOCKS;
+    c->vocab = o->vocab ? o->vocab : WORLD_VOCAB;
+    *ret = (world){ .config = c };
+    if (model_create(&arch, &c->base, &ret->m) < 0)
+        world_fail("model_create");
+}
+
+/* ---- optimizer ------------------------------------------------------------------------------- */
+
+static mt_status update(const void *optim, const mt_update *u)
+{
+    (void)optim;
+    float *m = u->state[0], *v = u->state[1];
+    double c1 = 1 - pow(0.9, (double)u->step), c2 = 1 - pow(0.99, (double)u->step);
+    for (int64_t i = 0; i < u->n; i++) {
+        float w = mt_join_f32(u->hi[i], u->lo[i]);
+        float g = (float)(u->grad[i] * u->grad_scale);
+        m[i] += 0.1f * (g - m[i]);
+        v[i] += 0.01f * (g * g - v[i]);
+        double decay = u->flags & MT_PARAM_NO_DECAY ? 0 : 0.01;
+        w -= (float)(u->lr * (m[i] / c1 / (sqrt(v[i] / c2) + 1e-6) + decay * w));
+        mt_split_f32(w, &u->hi[i], &u->lo[i]);
+    }
+    return MT_OK;
+}
+
+static uint32_t state_specs(const void *optim, mt_state_spec *ret)
+{
+    (void)optim;
+    ret[0] = (mt_state_spec){ "m", MT_F32 };
+    ret[1] = (mt_state_spec){ "v", MT_F32 };
+    return 2;
+}
+
+static const mt_optim adam = { sizeof adam, MT_GRAIN_ELEMENT, NULL, NULL, state_specs, update };
+
+/* ---- engine ---------------------------------------------------------------------------------- */
+
+mt_status world_plan(const world_options *o, const model *m, plan **ret)
+{
+    void *device;
+    const mt_backend *b = world_backend(&device);
+    plan_request r = o->request;
+    plan_profile f = { 1e11, 5e10, 1e10, 1e10, 1e10 };
+    if (r.micro_tokens == 0)
+        r.micro_tokens = 24;
+    if (r.micro_batches == 0)
+        r.micro_batches = 4;
+    if (r.micro_documents == 0)
+        r.micro_documents = 4;
+    if (r.max_seq_len == 0)
+        r.max_seq_len = r.micro_tokens;
+    if (r.groups == 0)
+        r.groups = 1;
+    if (r.weight_buffers == 0)
+        r.weight_buffers = 2;
+    if (r.device_limit == 0)
+        r.device_limit = INT64_MAX / 4;
+    if (r.host_limit == 0)
+        r.host_limit = INT64_MAX / 2;
+    if (r.max_grad_norm == 0)
+        r.max_grad_norm = 1;
+    if (r.max_grad_norm < 0)
+        r.max_grad_norm = 0;
+    if (r.training)
+        r.n_states = state_specs(NULL, r.states);
+    return plan_create(m, &r, &f, b, device, ret);
+}
+
+void world_open(const world_options *o, world *ret)
+{
+    void *device;
+    const mt_backend *b = world_backend(&device);
+    world_model(o, ret);
+    if (world_plan(o, ret->m, &ret->p) < 0)
+        world_fail("plan_create");
+    const plan_request *r = &ret->p->request;
+    if (store_create(ret->m, r->states, r->n_states, plan_needs_grad_plane(ret->p), b, device,
+                     &ret->s) < 0)
+        world_fail("store_create");
+    store_init_random(ret->s, o->seed + 1);
+    engine_config c = { .plan = ret->p,
+                        .store = ret->s,
+                        .backend = b,
+                        .device = device,
+                        .optim = &adam,
+                        .optim_threads = o->threads ? o->threads : 2,
+                        .serial = o->serial,
+                        .chaos = o->chaos,
+                        .trace_path = o->trace };
+    if (engine_create(&c, &ret->e) < 0)
+        world_fail("engine_create");
+}
+
+void world_close(world *w)
+{
+    engine_destroy(w->e);
+    store_destroy(w->s);
+    plan_destroy(w->p);
+    model_destroy(w->m);
+    free(w->config);
+}
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+static uint32_t draw(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33);
+}
+
+static void micro_alloc(micro_batch *mb, int64_t tokens, int64_t documents)
+{
+    *mb = (micro_batch){ .tokens = tokens, .documents = documents };
+    mb->ids = calloc((size_t)tokens, 4);
+    mb->targets = calloc((size_t)tokens, 4);
+    mb->positions = calloc((size_t)tokens, 4);
+    mb->doc_starts = calloc((size_t)documents + 1, 4);
+    if (!mb->ids || !mb->targets || !mb->positions || !mb->doc_starts)
+        world_fail("batch");
+}
+
+static void count(step_batch *b)
+{
+    b->tokens = b->n_targets = 0;
+    for (int64_t k = 0; k < b->n; k++) {
+        micro_batch *mb = &b->micro[k];
+        mb->n_targets = mb->max_document = 0;
+        for (int64_t d = 0; d < mb->documents; d++) {
+            int32_t n = mb->doc_starts[d + 1] - mb->doc_starts[d];
+            mb->max_document = n > mb->max_document ? n : mb->max_document;
+            for (int32_t t = 0; t < n; t++)
+                mb->positions[mb->doc_starts[d] + t] = t;
+        }
+        for (int64_t t = 0; t < mb->tokens; t++)
+            mb->n_targets += mb->targets[t] != -100;
+        b->tokens += mb->tokens;
+        b->n_targets += mb->n_targets;
+    }
+}
+
+static step_batch *batch_alloc(int64_t n)
+{
+    step_batch *b = calloc(1, sizeof *b);
+    if (!b)
+        world_fail("batch");
+    b->n = n;
+    b->micro = calloc((size_t)n, sizeof *b->micro);
+    if (!b->micro)
+        world_fail("batch");
+    return b;
+}
+
+step_batch *world_batch(uint64_t seed, int64_t n, int64_t tokens, int64_t documents, int32_t vocab)
+{
+    uint64_t rng = seed * 77 + 5;
+    step_batch *b = batch_alloc(n);
+    for (int64_t k = 0; k < n; k++) {
+        micro_batch *mb = &b->micro[k];
+        micro_alloc(mb, tokens, documents);
+        for (int64_t t = 0; t < tokens; t++) {
+            mb->ids[t] = (int32_t)(draw(&rng) % (uint32_t)vocab);
+            mb->targets[t] = draw(&rng) % 8 ? (int32_t)(draw(&rng) % (uint32_t)vocab) : -100;
+        }
+        /* Documents of unequal, at least one token's length. */
+        for (int64_t d = 1; d < documents; d++) {
+            int64_t least = mb->doc_starts[d - 1] + 1, most = tokens - (documents - d);
+            int64_t even = tokens * d / documents + (int64_t)(draw(&rng) % 5) - 2;
+            even = even < least ? least : even > most ? most : even;
+            mb->doc_starts[d] = (int32_t)even;
+        }
+        mb->doc_starts[documents] = (int32_t)tokens;
+    }
+    count(b);
+    return b;
+}
+
+step_batch *world_recut(const step_batch *b, const int64_t *documents, int64_t n)
+{
+    step_batch *r = batch_alloc(n);
+    int64_t from = 0, doc = 0; /* micro-batch of b, document in it */
+    for (int64_t k = 0; k < n; k++) {
+        int64_t tokens = 0, f = from, d = doc;
+        for (int64_t i = 0; i < documents[k]; i++) {
+            tokens += b->micro[f].doc_starts[d + 1] - b->micro[f].doc_starts[d];
+            if (++d == b->micro[f].documents) {
+                d = 0;
+                f++;
+            }
+        }
+        micro_batch *mb = &r->micro[k];
+        micro_alloc(mb, tokens, documents[k]);
+        for (int64_t i = 0, at = 0; i < documents[k]; i++) {
+            const micro_batch *src = &b->micro[from];
+            int32_t first = src->doc_starts[doc], len = src->doc_starts[doc + 1] - first;
+            memcpy(mb->ids + at, src->ids + first, (size_t)len * 4);
+            memcpy(mb->targets + at, src->targets + first, (size_t)len * 4);
+            at += len;
+            mb->doc_starts[i + 1] = (int32_t)at;
+            if (++doc == src->documents) {
+                doc = 0;
+                from++;
+            }
+        }
+    }
+    count(r);
+    return r;
+}
+
+void world_batch_free(step_batch *b)
+{
+    for (int64_t k = 0; k < b->n; k++) {
+        free(b->micro[k].ids);
+        free(b->micro[k].targets);
+        free(b->micro[k].positions);
+        free(b->micro[k].doc_starts);
+    }
+    free(b->micro);
+    free(b);
+}
+
+double world_loss(world *w, const step_batch *b)
+{
+    double loss;
+    if (engine_eval(w->e, b, &loss) < 0)
+        world_fail("engine_eval");
+    return loss;
+}
+
+int64_t world_offset(const world *w, int32_t param)
+{
+    int64_t at = 0;
+    for (int32_t i = 0; i < param; i++)
+        at += w->m->params[i].elems;
+    return at;
+}
+
+float *world_gradients(world *w, const step_batch *b, double *ret_loss)
+{
+    float *all = calloc((size_t)w->m->total_params, sizeof *all);
+    float **part = calloc((size_t)w->m->n_params, sizeof *part);
+    if (!all || !part)
+        world_fail("gradients");
+    for (int32_t i = 0; i < w->m->n_params; i++)
+        part[i] = all + world_offset(w, i);
+    if (engine_gradients(w->e, b, ret_loss, part) < 0)
+        world_fail("engine_gradients");
+    free(part);
+    return all;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A whole small world for tests of the engine: the CPU backend of the build tree, a Llama-like
+ * model of three blocks, an AdamW of a few lines, random steps, and an engine over them.
+ */
+#ifndef MT_TEST_WORLD_H
+#define MT_TEST_WORLD_H
+
+#include "core/engine/engine.h"
+
+enum { WORLD_VOCAB = 61, WORLD_HIDDEN = 32, WORLD_BLOCKS = 3 };
+
+typedef struct world_options {
+    bool tied, frozen_norms;
+    int32_t hidden;       /* 0: WORLD_HIDDEN */
+    int32_t blocks;       /* 0: WORLD_BLOCKS */
+    int32_t vocab;        /* 0: WORLD_VOCAB */
+    plan_request request; /* zero fields get defaults */
+    bool serial;
+    uint64_t chaos, seed;
+    const char *trace;
+    int32_t threads;
+} world_options;
+
+typedef struct world {
+    struct world_config *config;
+    model *m;
+    plan *p;
+    store *s;
+    engine *e;
+} world;
+
+const mt_backend *world_backend(void **ret_device);
+void world_model(const world_options *o, world *ret); /* only ret->m */
+/* Ends the program when anything fails. Defaults: fp32, 4 micro-batches of 24 tokens in at most 4
+ * documents, 1 group, keep, 2 weight buffers, no limits, clipping at 1. max_grad_norm < 0: off. */
+void world_open(const world_options *o, world *ret);
+void world_close(world *w);
+
+/* The same with an engine that may fail. */
+mt_status world_plan(const world_options *o, const model *m, plan **ret);
+
+/* n micro-batches of `tokens` tokens in documents of random length; a few targets are ignored. */
+step_batch *world_batch(uint64_t seed, int64_t n, int64_t tokens, int64_t documents, int32_t vocab);
+/* The same tokens and documents cut into other micro-batches: sizes[k] documents each. */
+step_batch *world_recut(const step_batch *b, const int64_t *documents, int64_t n);
+void world_batch_free(step_batch *b);
+
+double world_loss(world *w, const step_batch *b); /* engine_eval */
+/* Gradients of all parameters, one after the other. */
+float *world_gradients(world *w, const step_batch *b, double *ret_loss);
+int64_t world_offset(const world *w, int32_t param);
+
+void world_fail(const char *what);
+
+#endif
