@@ -5,7 +5,7 @@
  */
 #include "../../core/base/log.h"
 #include "../../core/base/status.h"
-#include "../../core/manifest/config.h"
+#include "../../core/manifest/node.h"
 #include "host.h"
 
 #include <errno.h>
@@ -263,6 +263,9 @@ static mt_status read_provides(arena *a, const mt_config *c, plugin_record *ret)
     return MT_OK;
 }
 
+/* Read by `megatrain plugins check`. */
+static const char *const tool_sections[] = { "check", NULL };
+
 mt_status discover_manifest(arena *a, const char *manifest_path, plugin_record *ret)
 {
     config *doc = NULL;
@@ -284,8 +287,11 @@ mt_status discover_manifest(arena *a, const char *manifest_path, plugin_record *
         s = read_abi(c, &r);
     if (s == MT_OK)
         s = read_provides(a, c, &r);
+    if (s == MT_OK && c->has(c, "check") && r.kind != PLUGIN_ARCH)
+        s = c->reject(c, "check", "is for architectures; this plugin is of kind %s",
+                      plugin_kind_name(r.kind));
     if (s == MT_OK)
-        s = config_check_unused(doc, "");
+        s = config_check_unused_but(doc, "", tool_sections);
     config_destroy(doc);
     if (s != MT_OK)
         return s;
