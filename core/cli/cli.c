@@ -7,6 +7,7 @@
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
 #include "../base/status.h"
+#include "../base/text.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -41,44 +42,13 @@ int cli_usage(const cli_command *self, const char *fmt, ...)
 
 /* ---- nearest words --------------------------------------------------------------------------- */
 
-enum { MAX_WORD = 48 };
-
-/* Levenshtein's distance. */
-static int distance(const char *a, const char *b)
-{
-    int row[MAX_WORD + 1];
-    int n = (int)strlen(b);
-    for (int j = 0; j <= n; j++)
-        row[j] = j;
-    for (int i = 1; a[i - 1]; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best)
-                best = row[j] + 1;
-            if (row[j - 1] + 1 < best)
-                best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[n];
-}
-
 const char *cli_nearest(const char *word, const char *const *names)
 {
-    size_t n = strlen(word);
-    int best = (int)(n / 3) + 1;
-    const char *nearest = NULL;
-    for (; *names && n <= MAX_WORD; names++) {
-        int d = strlen(*names) <= MAX_WORD ? distance(word, *names) : best + 1;
-        if (d < best || (d == best && !nearest)) {
-            best = d;
-            nearest = *names;
-        }
-    }
-    return nearest;
+    int64_t n = 0;
+    while (names[n])
+        n++;
+    int64_t nearest = text_nearest(word, names, n);
+    return nearest < 0 ? NULL : names[nearest];
 }
 
 /* ---- options --------------------------------------------------------------------------------- */

@@ -87,24 +87,33 @@ static mt_status encode_prompt(generation *g)
     return MT_OK;
 }
 
-static mt_status load(generation *g, const char *path)
+static bool wants_random(const request *q)
+{
+    return strcmp(q->init, "random") == 0;
+}
+
+static mt_status check_weights(const generation *g, const char *path)
+{
+    if (!wants_random(g->q) && strcmp(g->q->init, "pretrained") != 0)
+        return status_set(MT_ERR_INVALID, "--init must be 'pretrained' or 'random', not '%s'",
+                          g->q->init);
+    if (!wants_random(g->q) && !g->s.source.weights)
+        return status_set(MT_ERR_NOT_FOUND,
+                          "%s has no weights; name a checkpoint, a run folder or a model folder, "
+                          "or see what untrained weights say with --init random",
+                          path);
+    return MT_OK;
+}
+
+static mt_status load(generation *g)
 {
     const request *q = g->q;
-    bool random = strcmp(q->init, "random") == 0;
-    if (!random && strcmp(q->init, "pretrained") != 0)
-        return status_set(MT_ERR_INVALID, "--init must be 'pretrained' or 'random', not '%s'",
-                          q->init);
-    if (!random && !g->s.source.weights)
-        return status_set(
-            MT_ERR_NOT_FOUND,
-            "%s has no weights; name a checkpoint, a run folder or a model folder, or "
-            "see what untrained weights say with --init random",
-            path);
     mt_status st = session_make_generation_plan(&g->s, g->n_prompt, g->n_prompt + q->max_tokens);
     if (st == MT_OK)
         st = session_start(&g->s, &(session_engine_options){ 0 });
     if (st == MT_OK)
-        st = session_load_weights(&g->s, random ? "" : g->s.source.weights, (uint64_t)q->seed);
+        st = session_load_weights(&g->s, wants_random(q) ? "" : g->s.source.weights,
+                                  (uint64_t)q->seed);
     if (st != MT_OK)
         return st;
     g->logits = calloc((size_t)g->s.model->vocab, sizeof *g->logits);
@@ -165,11 +174,13 @@ static mt_status run_request(const request *q)
     if (st == MT_OK)
         st = session_open_model(&g.s, path);
     if (st == MT_OK)
+        st = check_weights(&g, path);
+    if (st == MT_OK)
         st = open_tokenizer(&g);
     if (st == MT_OK)
         st = encode_prompt(&g);
     if (st == MT_OK)
-        st = load(&g, path);
+        st = load(&g);
     if (st == MT_OK)
         st = generate(&g);
     sampler_destroy(g.sampler);

@@ -40,7 +40,12 @@ static int run_version(const cli_command *self, int argc, char **argv)
     if (rc != CLI_GO_ON)
         return rc;
     printf("megatrain %s, plugin ABI %d.%d\n", MT_VERSION, MT_ABI_MAJOR, MT_ABI_MINOR);
-    printf("built with %s%s%s\n", __VERSION__,
+#ifdef __clang__
+    const char *compiler = "";
+#else
+    const char *compiler = "GCC ";
+#endif
+    printf("built with %s%s%s%s\n", compiler, __VERSION__,
            MT_BUILD_FLAGS & MT_BUILD_ASAN ? ", AddressSanitizer" : "",
            MT_BUILD_FLAGS & MT_BUILD_TSAN ? ", ThreadSanitizer" : "");
     mt_status st = cli_find_plugins(&dirs);

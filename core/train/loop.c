@@ -8,6 +8,7 @@
 #include "loop.h"
 
 #include "../base/log.h"
+#include "../base/machine.h"
 #include "../base/status.h"
 #include "checkpoint.h"
 #include "files.h"
@@ -210,8 +211,9 @@ static mt_status begin(loop *l)
         if (st != MT_OK)
             return status_prefix(st, "cannot resume from %s", l->folder.resume);
         l->saved_step = l->state.step;
-        log_write(MT_LOG_INFO, "resuming from %s: step %lld of %lld done", l->folder.resume,
-                  (long long)l->state.step, (long long)l->schedule.total);
+        log_write(MT_LOG_INFO, "resuming from %s: step %lld of %lld done%s", l->folder.resume,
+                  (long long)l->state.step, (long long)l->schedule.total,
+                  l->state.step >= l->schedule.total ? "; nothing is left to do" : "");
     } else {
         l->state =
             (checkpoint_state){ .seed = (uint64_t)run->seed, .best_validation_loss = INFINITY };
@@ -327,7 +329,7 @@ static mt_status do_step(loop *l)
                        .epoch = (double)l->state.targets / (double)l->s->epoch_tokens,
                        .model_flops = model_train_flops_per_token(l->s->model, context) *
                                       (double)batch->tokens,
-                       .rss = metrics_rss(),
+                       .rss = machine_rss(),
                        .updated = r.updated };
     memcpy(m.wait, r.wait_seconds, sizeof m.wait);
     m.wait[ENGINE_WAIT_DATA] += waited;

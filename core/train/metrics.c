@@ -181,14 +181,3 @@ mt_status metrics_write_eval(metrics *m, const metrics_eval *e)
     put_time(m, "seconds", e->seconds);
     return end_line(m);
 }
-
-int64_t metrics_rss(void)
-{
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (!f)
-        return 0;
-    long long size = 0, resident = 0;
-    int n = fscanf(f, "%lld %lld", &size, &resident);
-    fclose(f);
-    return n == 2 ? (int64_t)resident * sysconf(_SC_PAGESIZE) : 0;
-}

@@ -51,7 +51,4 @@ mt_status metrics_close(metrics *m); /* accepts NULL; reports a failed write */
 mt_status metrics_write_step(metrics *m, const metrics_step *s);
 mt_status metrics_write_eval(metrics *m, const metrics_eval *e);
 
-/* Resident bytes of this process; 0 where the system does not say. [any] */
-int64_t metrics_rss(void);
-
 #endif

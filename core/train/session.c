@@ -9,7 +9,15 @@
 #include "../base/status.h"
 #include "checkpoint.h"
 
-#include <stdlib.h>
+#include <stdio.h>
+
+/* Puts the place of `key` in front of the present text, so that the user finds what to change. */
+static mt_status blame(const mt_config *c, const char *key)
+{
+    char text[1024];
+    snprintf(text, sizeof text, "%s", status_text());
+    return c->reject(c, key, "%s", text);
+}
 
 /* ---- device ---------------------------------------------------------------------------------- */
 
@@ -72,9 +80,10 @@ mt_status session_open_model(session *s, const char *path)
     const void *table = NULL;
     st = registry_find(PLUGIN_ARCH, s->source.model_type, MT_ARCH_INTERFACE, &table, NULL);
     if (st != MT_OK)
-        return status_prefix(st, "%s: model_type '%s'", s->source.label, s->source.model_type);
+        return blame(s->source.hyper, "model_type");
     s->arch = table;
-    return model_create(s->arch, s->source.hyper, &s->model);
+    st = model_create(s->arch, s->source.hyper, &s->model);
+    return st == MT_OK ? model_source_check_keys(&s->source) : st;
 }
 
 mt_status session_open_optim(session *s, const run_manifest *run)
@@ -82,7 +91,7 @@ mt_status session_open_optim(session *s, const run_manifest *run)
     const void *table = NULL;
     mt_status st = registry_find(PLUGIN_OPTIM, run->optimizer, MT_OPTIM_INTERFACE, &table, NULL);
     if (st != MT_OK)
-        return status_prefix(st, "%s: optimizer '%s'", run->path, run->optimizer);
+        return blame(config_section(run->config, "optimizer"), "name");
     s->optim = table;
     st = s->optim->create(config_section(run->config, "optimizer"), &s->optim_state);
     if (st != MT_OK)
@@ -137,7 +146,7 @@ mt_status session_open_data(session *s, const run_manifest *run)
     const void *table = NULL;
     mt_status st = registry_find(PLUGIN_LOADER, run->loader, MT_DATA_INTERFACE, &table, NULL);
     if (st != MT_OK)
-        return status_prefix(st, "%s: loader '%s'", run->path, run->loader);
+        return blame(config_section(run->config, "data"), "loader");
     s->data = table;
 
     /* Opened even when no evaluation is due, so that its keys are read and its files are found
@@ -223,8 +232,9 @@ mt_status session_make_generation_plan(session *s, int64_t prompt, int64_t conte
 mt_status session_open_run(session *s, run_manifest *run, bool training)
 {
     mt_status st = session_open_device(s, run->device, run->precision, run->threads);
-    if (st == MT_OK)
-        st = session_open_model(s, run->model);
+    if (st != MT_OK)
+        return blame(config_section(run->config, ""), s->device ? "precision" : "device");
+    st = session_open_model(s, run->model);
     /* Opened for evaluation as well: it is the optimizer that knows its keys. */
     if (st == MT_OK)
         st = session_open_optim(s, run);
@@ -246,15 +256,15 @@ mt_status session_start(session *s, const session_engine_options *options)
     if (st != MT_OK)
         return st;
     const engine_config setup = { .plan = s->plan,
-                                   .store = s->store,
-                                   .backend = s->backend,
-                                   .device = s->device,
-                                   .optim = r->training ? s->optim : NULL,
-                                   .optim_state = s->optim_state,
-                                   .optim_threads = s->optim_threads,
-                                   .serial = options->serial,
-                                   .chaos = options->chaos,
-                                   .trace_path = options->trace };
+                                  .store = s->store,
+                                  .backend = s->backend,
+                                  .device = s->device,
+                                  .optim = r->training ? s->optim : NULL,
+                                  .optim_state = s->optim_state,
+                                  .optim_threads = s->optim_threads,
+                                  .serial = options->serial,
+                                  .chaos = options->chaos,
+                                  .trace_path = options->trace };
     return engine_create(&setup, &s->engine);
 }
 

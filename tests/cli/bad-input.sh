@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Bad input: every message names the file, the line where there is one, and what to do; the exit
+# code is 1, and earlier checkpoints stay good.
+. "$(dirname "$0")/lib.sh"
+
+write_text text.txt
+write_model model.yaml
+write_run run.yaml
+expect 0 'finished' -- train run.yaml train.max_steps=4
+model=run/checkpoints/step-000004
+
+# with SED-SCRIPT: bad.yaml is run.yaml changed.
+with() { sed -E "$1" run.yaml >bad.yaml; }
+
+# ---- manifests -----------------------------------------------------------------------------------
+
+with 's/learning_rate/learning_rat/'
+expect 1 'bad.yaml:13:3: ' "'learning_rat'" "did you mean 'learning_rate'?" -- train bad.yaml
+with 's/max_steps: 12/max_steps: many/'
+expect 1 'bad.yaml:10:' 'max_steps' 'many' -- train bad.yaml
+with 's/max_seq_len: 64/max_seq_len: -64/'
+expect 1 'bad.yaml:8:' 'max_seq_len' '-64' -- train bad.yaml
+with 's/^train:/train: {/'
+expect 1 'bad.yaml:' -- train bad.yaml
+expect 1 'learning_rat' "did you mean 'learning_rate'?" -- train run.yaml train.learning_rat=1
+expect 1 'nowhere.yaml' 'No such file' -- train nowhere.yaml
+with 's/files: text/filez: text/'
+expect 1 'bad.yaml:' -- train bad.yaml
+with 's/max_seq_len: 64/max_seq_len: 64\n  validation_spilt: 0.1/'
+expect 1 'bad.yaml:9:3: ' "'validation_spilt'" "did you mean 'validation_split'?" -- train bad.yaml output_dir=new
+with 's/max_seq_len: 64/max_seq_len: 512/'
+expect 1 'bad.yaml:8:' '512 tokens' 'max_position_embeddings, 128' 'lower max_seq_len' -- train bad.yaml output_dir=new
+sed 's/num_key_value_heads: 2/num_key_value_heads: 3/' model.yaml >odd.yaml
+expect 1 'odd.yaml:7:' 'num_key_value_heads' -- train run.yaml model=odd.yaml output_dir=new
+expect 1 'odd.yaml:7:' -- inspect odd.yaml
+with 's/^train:/train:\n  eval_steps: 5/; s/^  eval_steps: 5$/&/'
+expect 1 'bad.yaml:' 'eval_steps' -- train bad.yaml # given twice
+
+# ---- data ------------------------------------------------------------------------------------------
+
+with 's/text.txt/missing.txt/'
+expect 1 'bad.yaml:7:' 'missing.txt' 'No such file' -- train bad.yaml output_dir=new
+: >empty.txt
+with 's/text.txt/empty.txt/'
+expect 1 'bad.yaml:7:' 'empty.txt' 'is empty' -- train bad.yaml output_dir=new
+with 's/max_seq_len: 64/max_seq_len: 64\n  validation_split: 0/'
+expect 1 'bad.yaml:' 'eval_steps' 'no validation data' -- train bad.yaml output_dir=new
+
+# ---- plugins ---------------------------------------------------------------------------------------
+
+sed 's/model_type: llama/model_type: lama/' model.yaml >lama.yaml
+expect 1 'lama.yaml' "'lama'" "'llama'" -- train run.yaml model=lama.yaml output_dir=new
+with 's/loader: text/loader: txt/'
+expect 1 'bad.yaml' "'txt'" 'text' -- train bad.yaml output_dir=new
+with 's/^train:/optimizer:\n  name: adamv\ntrain:/'
+expect 1 'bad.yaml' "'adamv'" 'adamw' -- train bad.yaml output_dir=new
+with 's/device: cpu/device: tpu/'
+expect 1 'bad.yaml:2:' "'tpu'" "there is: cpu" -- train bad.yaml output_dir=new
+
+# ---- weights ---------------------------------------------------------------------------------------
+
+weights() { # FOLDER: a fresh copy of the checkpoint
+    rm -rf "$1"
+    cp -r "$model" "$1"
+}
+pretrained=(run.yaml init=pretrained output_dir=new model=bad)
+
+weights bad
+expect 0 'new run: weights of' -- train "${pretrained[@]}" train.max_steps=4
+rm -rf new
+
+truncate -s -4 bad/model.safetensors
+expect 1 'model.safetensors' -- train "${pretrained[@]}"
+
+weights bad
+cat >bad/model.safetensors.index.json <<END
+{"metadata": {"total_size": 1}, "weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+END
+rm bad/model.safetensors
+expect 1 'model-00002-of-00002.safetensors' -- train "${pretrained[@]}"
+
+# The header is JSON after 8 bytes of length; changes keep its length.
+header() { LC_ALL=C sed -i -E "1,/\}\}/ $1" bad/model.safetensors; }
+
+weights bad
+header 's/"shape":\[64,32\]/"shape":[32,64]/'
+expect 1 'model.safetensors' 'gate_proj' '[32, 64]' '[64, 32]' -- train "${pretrained[@]}"
+
+weights bad
+header 's/("model.norm.weight":\{[^}]*"data_offsets":\[)[0-9]/\19/'
+expect 1 'model.safetensors' -- train "${pretrained[@]}"
+
+weights bad
+sed -i -E 's/("num_hidden_layers": *)2/\11/' bad/config.json
+expect 1 'model.safetensors' 'model.layers.1.' -- train "${pretrained[@]}"
+
+weights bad
+sed -i -E 's/("num_hidden_layers": *)2/\13/' bad/config.json
+expect 1 'bad' 'model.layers.2.' -- train "${pretrained[@]}"
+
+weights bad
+sed -i 's/{/{{/' bad/config.json
+expect 1 'config.json:1:' -- train "${pretrained[@]}"
+check 'a refused run leaves no checkpoint' test ! -e new/checkpoints/step-000001
+
+# ---- folders and space -------------------------------------------------------------------------------
+
+if ((EUID == 0)); then readonly_folder=/sys/megatrain; else
+    mkdir sealed && chmod 555 sealed
+    readonly_folder=$PWD/sealed/run
+fi
+with "s#output_dir: run#output_dir: $readonly_folder#"
+expect 1 'bad.yaml:4:' "$readonly_folder" 'name a folder that you can write to' -- train bad.yaml
+
+expect 1 'run.yaml:4:' 'step-000004' 'name another folder' -- train run.yaml checkpoint.resume_from_checkpoint=none
+expect 1 'seed' 'set seed: 3' -- train run.yaml seed=4
+expect 1 -- train run.yaml checkpoint.resume_from_checkpoint=nowhere
+
+# A file-size limit stands for a full disk: the write fails where the file grows past it.
+cp -r run full
+(
+    ulimit -f 100
+    "$megatrain" train run.yaml output_dir=full >out 2>&1
+)
+check 'no space: exit code 1' test $? = 1
+check 'no space: says what could not be written' grep -q 'cannot be saved.*File too large' out
+check 'no space: the checkpoint before is whole' same_checkpoint "$model" full/checkpoints/step-000004
+expect 0 'resuming from full/checkpoints/step-000004' 'finished' -- train run.yaml output_dir=full
+done_testing

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Whole runs of the program: train, stop, resume bit for bit, evaluate, generate.
+. "$(dirname "$0")/lib.sh"
+
+write_text text.txt
+write_model model.yaml
+write_run run.yaml
+
+wait_for() { # FILE-TEST ARG, at most 20 s
+    local i
+    for ((i = 0; i < 1000; i++)); do
+        "$@" && return 0
+        sleep 0.02
+    done
+    return 1
+}
+has_lines() { [[ -f $2 ]] && (($(wc -l <"$2") >= $1)); }
+has_checkpoint() { compgen -G "$1/checkpoints/step-*/state.json" >/dev/null; }
+
+# ---- a straight run ---------------------------------------------------------------------------
+
+expect 0 'new run: random weights' 'finished: step 12 of 12' 'metrics:    run/metrics.jsonl' \
+    'checkpoint: run/checkpoints/step-000012' -- train run.yaml
+check 'a line for every step' test "$(grep -c '"loss"' run/metrics.jsonl)" = 12
+check 'an evaluation at 5, 10 and the end' \
+    test "$(sed -n 's/{"step": \([0-9]*\), "validation_loss.*/\1/p' run/metrics.jsonl | tr '\n' ' ')" = '5 10 12 '
+check 'the effective manifest' test -s run/run.yaml
+first=$(sed -n '1s/.*"loss": \([0-9.]*\).*/\1/p' run/metrics.jsonl)
+last=$(grep '"step": 12, "loss"' run/metrics.jsonl | sed 's/.*"loss": \([0-9.]*\).*/\1/')
+check "the loss falls: $first, $last" awk "BEGIN { exit !($first > 5.3 && $last < $first - 0.5) }"
+expect 0 'nothing is left to do' -- train run.yaml
+
+# ---- the same bits, however it is executed ------------------------------------------------------
+
+for how in '--serial' '--chaos 5' '--chaos 6'; do
+    # shellcheck disable=SC2086
+    expect 0 'finished' -- train run.yaml output_dir=other $how
+    check "overlapped = $how" same_checkpoint run/checkpoints/step-000012 other/checkpoints/step-000012
+    rm -rf other
+done
+expect 0 'finished' -- train run.yaml output_dir=other threads=1 --trace trace.json
+check 'one thread gives the same bits' same_checkpoint run/checkpoints/step-000012 other/checkpoints/step-000012
+check 'a trace' grep -q traceEvents trace.json
+rm -rf other
+
+# ---- 2N = N + N ---------------------------------------------------------------------------------
+
+expect 0 'finished: step 7 of 7' -- train run.yaml output_dir=halves train.max_steps=7
+expect 0 'resuming from halves/checkpoints/step-000007' 'finished: step 12 of 12' \
+    -- train run.yaml output_dir=halves
+check '12 steps = 7 + 5: the checkpoint' \
+    same_checkpoint run/checkpoints/step-000012 halves/checkpoints/step-000012
+check '12 steps = 7 + 5: the metrics' diff <(timeless run/metrics.jsonl) <(timeless halves/metrics.jsonl)
+
+# ---- stopped by signals -------------------------------------------------------------------------
+
+long=(output_dir=long train.max_steps=400 checkpoint.save_steps=50 train.eval_steps=40)
+expect 0 'finished' -- train run.yaml "${long[@]}"
+
+stopped=("${long[@]}" output_dir=stopped)
+"$megatrain" train run.yaml "${stopped[@]}" >out 2>&1 &
+pid=$!
+wait_for has_lines 20 stopped/metrics.jsonl
+kill -TERM $pid
+wait $pid
+check 'SIGTERM: exit code 75' test $? = 75
+check 'SIGTERM: says how to go on' grep -q 'the same command goes on' out
+expect 0 'resuming from' 'finished: step 400 of 400' -- train run.yaml "${stopped[@]}"
+check 'SIGTERM and resume: the checkpoint' \
+    same_checkpoint long/checkpoints/step-000400 stopped/checkpoints/step-000400
+check 'SIGTERM and resume: the metrics' diff <(timeless long/metrics.jsonl) <(timeless stopped/metrics.jsonl)
+
+killed=("${long[@]}" output_dir=killed)
+"$megatrain" train run.yaml "${killed[@]}" >out 2>&1 &
+pid=$!
+wait_for has_checkpoint killed
+kill -KILL $pid
+wait $pid 2>/dev/null
+expect 0 'resuming from' 'finished: step 400 of 400' -- train run.yaml "${killed[@]}"
+check 'SIGKILL and resume: the checkpoint' \
+    same_checkpoint long/checkpoints/step-000400 killed/checkpoints/step-000400
+check 'SIGKILL and resume: the metrics' diff <(timeless long/metrics.jsonl) <(timeless killed/metrics.jsonl)
+
+# ---- evaluate, generate, inspect, plan ------------------------------------------------------------
+
+expect 0 'targets' -- eval run.yaml
+loss=$(sed -n 's/^validation loss \([0-9.]*\) .*/\1/p' out)
+noted=$(sed -n 's/.*"validation_loss": \([0-9.]*\).*/\1/p' run/metrics.jsonl | tail -n 1)
+check "eval agrees with the run: $loss, $noted" \
+    awk "BEGIN { d = $loss - $noted; exit !(d < 1e-6 && d > -1e-6) }"
+expect 0 'evaluating run/checkpoints/step-000012' -- eval run.yaml --checkpoint run
+
+"$megatrain" generate long --prompt 'the light' --max-tokens 40 --seed 4 --device cpu >one 2>err
+check 'generate: exit code 0' test $? = 0
+"$megatrain" generate long --prompt 'the light' --max-tokens 40 --seed 4 --device cpu >two 2>err
+check 'the same seed gives the same text' cmp one two
+check 'the text goes on from the prompt' grep -q '^the light' one
+check 'the model has learnt its words' grep -qE ' (the|small|house|river|where|nobody) ' one
+"$megatrain" generate long --prompt 'the light' --max-tokens 40 --temperature 0 --device cpu >one 2>err
+"$megatrain" generate long --prompt 'the light' --max-tokens 40 --top-k 1 --seed 9 --device cpu >two 2>err
+check 'greedy = top-k 1' cmp one two
+expect 0 -- generate model.yaml --init random --max-tokens 5 --device cpu
+expect 1 'has no weights' -- generate model.yaml --device cpu
+expect 1 'lower --max-tokens to 126' -- generate long --prompt ab --max-tokens 500 --device cpu
+
+expect 0 'device memory' 'master weights' 'predicted' -- plan run.yaml
+expect 0 'weights' 'every shape fits; 0 parameters have no tensor, 0 tensors no parameter' -- inspect run
+done_testing
