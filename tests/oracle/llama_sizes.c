@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Published Llamas, configured from their hyper-parameters: exact numbers of parameters, bytes of
+ * the host store, FLOPs of a trained token.
+ *
+ *     oracle-llama-sizes PLUGIN_DIR
+ */
+#include "../../core/base/status.h"
+#include "../../core/host/store.h"
+#include "../../core/manifest/config.h"
+#include "../../plugins/host/registry.h"
+#include "../check.h"
+
+#include <math.h>
+
+static const mt_arch *arch;
+
+typedef struct release {
+    const char *name;
+    int64_t vocab, hidden, intermediate, layers, heads, kv_heads, head_dim;
+    bool tied;
+    int64_t params;
+} release;
+
+/* FLOPs of a trained token at `context` tokens a document: 6 a weight of every matrix product, and
+ * 12 heads * head_dim a layer for each (query, key) pair, of which causality leaves half. */
+static double flops(const release *r, double context)
+{
+    double q = (double)(r->heads * r->head_dim), kv = (double)(r->kv_heads * r->head_dim);
+    double h = (double)r->hidden, i = (double)r->intermediate, l = (double)r->layers;
+    double weights = l * (2 * h * q + 2 * h * kv + 3 * h * i) + (double)r->vocab * h;
+    return 6 * weights + 12 * q * l * (context + 1) / 2;
+}
+
+static void check_release(const release *r)
+{
+    char text[1024];
+    config *c = NULL;
+    model *m = NULL;
+    int n = snprintf(text, sizeof text,
+                     "vocab_size: %lld\nhidden_size: %lld\nintermediate_size: %lld\n"
+                     "num_hidden_layers: %lld\nnum_attention_heads: %lld\n"
+                     "num_key_value_heads: %lld\nhead_dim: %lld\ntie_word_embeddings: %s\n",
+                     (long long)r->vocab, (long long)r->hidden, (long long)r->intermediate,
+                     (long long)r->layers, (long long)r->heads, (long long)r->kv_heads,
+                     (long long)r->head_dim, r->tied ? "true" : "false");
+    mt_status st = config_parse_yaml(text, (size_t)n, r->name, &c);
+    if (!st)
+        st = model_create(arch, config_section(c, ""), &m);
+    CHECK(!st, "%s: %s", r->name, status_text());
+    if (!st) {
+        const mt_state_spec adamw[] = { { "m", MT_F32 }, { "v", MT_F32 } };
+        int64_t bytes = store_bytes(m, adamw, 2, false);
+        double want = flops(r, 8192), found = model_train_flops_per_token(m, 8192);
+        CHECK(m->total_params == r->params, "%s: %lld parameters, expected %lld", r->name,
+              (long long)m->total_params, (long long)r->params);
+        CHECK(m->n_units == r->layers + 2, "%s: %d units", r->name, m->n_units);
+        CHECK(bytes >= 12 * r->params && (double)bytes < 12.03 * (double)r->params,
+              "%s: a store of %.4f bytes a parameter", r->name, (double)bytes / (double)r->params);
+        CHECK(fabs(found - want) <= 1e-12 * want, "%s: %.12g FLOPs a token, expected %.12g",
+              r->name, found, want);
+    }
+    model_destroy(m);
+    config_destroy(c);
+}
+
+static void releases(void)
+{
+    static const release list[] = {
+        { "Llama-2 7B", 32000, 4096, 11008, 32, 32, 32, 128, false, 6738415616 },
+        { "Llama-2 13B", 32000, 5120, 13824, 40, 40, 40, 128, false, 13015864320 },
+        { "Llama-2 70B", 32000, 8192, 28672, 80, 64, 8, 128, false, 68976648192 },
+        { "Llama-3 8B", 128256, 4096, 14336, 32, 32, 8, 128, false, 8030261248 },
+        { "Llama-3 70B", 128256, 8192, 28672, 80, 64, 8, 128, false, 70553706496 },
+        { "Llama-3.1 405B", 128256, 16384, 53248, 126, 128, 8, 128, false, 405853388800 },
+        { "Llama-3.2 1B", 128256, 2048, 8192, 16, 32, 8, 64, true, 1235814400 },
+        { "Llama-3.2 3B", 128256, 3072, 8192, 28, 24, 8, 128, true, 3212749824 },
+        { "TinyLlama-1.1B", 32000, 2048, 5632, 22, 32, 4, 64, false, 1100048384 },
+        { "SmolLM2-135M", 49152, 576, 1536, 30, 9, 3, 64, true, 134515008 },
+        { "SmolLM2-360M", 49152, 960, 2560, 32, 15, 5, 64, true, 361821120 },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        check_release(&list[i]);
+}
+
+/* Every key has the default that transformers gives it: an empty configuration is Llama-1 7B. */
+static void defaults(void)
+{
+    config *c = NULL;
+    model *m = NULL;
+    mt_status st = config_parse_yaml("{}", 2, "empty", &c);
+    if (!st)
+        st = model_create(arch, config_section(c, ""), &m);
+    CHECK(!st, "%s", status_text());
+    if (!st) {
+        CHECK(m->total_params == 6738415616, "%lld parameters", (long long)m->total_params);
+        CHECK(m->vocab == 32000 && m->max_positions == 2048, "vocabulary %lld, positions %lld",
+              (long long)m->vocab, (long long)m->max_positions);
+    }
+    model_destroy(m);
+    config_destroy(c);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2) {
+        fprintf(stderr, "usage: %s PLUGIN_DIR\n", argv[0]);
+        return 2;
+    }
+    const char *dirs[] = { argv[1] };
+    const void *table = NULL;
+    mt_status st = registry_init(dirs, 1);
+    if (!st)
+        st = registry_find(PLUGIN_ARCH, "llama", MT_ARCH_INTERFACE, &table, NULL);
+    if (st) {
+        fprintf(stderr, "%s\n", status_text());
+        return 1;
+    }
+    arch = table;
+    RUN(releases);
+    RUN(defaults);
+    registry_finish();
+    return check_done();
+}
