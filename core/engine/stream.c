@@ -169,24 +169,27 @@ static weight_buffer *find_resident(engine *e, const sequence *s, int64_t pos)
     return NULL;
 }
 
-/* The buffer whose contents are needed last, as seen from `from`, if that is after `pos`; among
- * equals not `busy`, whose unit computes at present. */
+/* The buffer whose contents are needed last, as seen from `from`, if that is after `pos`. Not
+ * `busy`, whose unit computes at present, as long as there is another: a copy into it could not
+ * begin before that is over. */
 static weight_buffer *find_victim(engine *e, const sequence *s, int64_t from, int64_t pos,
-                                  const weight_buffer *busy)
+                                  weight_buffer *busy)
 {
     weight_buffer *best = NULL;
-    int64_t farthest = pos;
+    int64_t farthest = pos, busy_use = pos;
     for (int32_t i = 0; i < e->p->weight_buffers; i++) {
         weight_buffer *w = &e->weights[i];
         int64_t use = INT64_MAX;
         if (w->unit >= 0 && holds(e, w, w->unit, key_at(s, from)))
             use = next_use(s, w->unit, from);
-        if (use > farthest || (use == farthest && best == busy && use > pos)) {
+        if (w == busy) {
+            busy_use = use;
+        } else if (use > farthest) {
             best = w;
             farthest = use;
         }
     }
-    return best;
+    return best ? best : busy_use > pos ? busy : NULL;
 }
 
 /* Brings n masters to the device as elements `at`.. of a buffer, in the compute dtype. */

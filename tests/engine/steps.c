@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a step computes: the same gradients however its batch is cut and whatever is kept, the
+ * norm, tied parameters, and nothing at all when a number is not finite.
+ */
+#include "world.h"
+
+#include "../check.h"
+#include "core/base/status.h"
+
+#include <math.h>
+#include <unistd.h>
+
+static world_options training(mt_dtype compute)
+{
+    world_options o = { 0 };
+    o.request.training = true;
+    o.request.compute = compute;
+    return o;
+}
+
+static void step(world *w, const step_batch *b, int64_t i, engine_result *ret)
+{
+    engine_step_params p = { i, 2e-3, w->p->request.max_grad_norm };
+    if (engine_step(w->e, b, &p, ret) < 0)
+        world_fail("engine_step");
+}
+
+static uint64_t hash_after(const world_options *o, int n)
+{
+    world w;
+    world_open(o, &w);
+    for (int i = 1; i <= n; i++) {
+        step_batch *b = world_batch((uint64_t)i, 4, 24, 3, WORLD_VOCAB);
+        engine_result r;
+        step(&w, b, i, &r);
+        world_batch_free(b);
+    }
+    engine_drain(w.e);
+    uint64_t h = store_hash(w.s);
+    world_close(&w);
+    return h;
+}
+
+static void policies_give_the_same_bits(void)
+{
+    for (int c = 0; c < 2; c++) {
+        world_options o = training(c ? MT_BF16 : MT_F32);
+        uint64_t keep = 0;
+        for (int32_t policy = 0; policy < TPL_POLICIES; policy++) {
+            o.request.policy = policy;
+            uint64_t h = hash_after(&o, 3);
+            keep = policy == 0 ? h : keep;
+            CHECK(h == keep, "compute %d policy %d", c, policy);
+        }
+    }
+}
+
+/* Largest difference, relative to the largest gradient of all. */
+static double difference(const float *a, const float *b, int64_t n)
+{
+    double worst = 0, scale = 0;
+    for (int64_t i = 0; i < n; i++) {
+        worst = fmax(worst, fabs((double)a[i] - (double)b[i]));
+        scale = fmax(scale, fabs((double)a[i]));
+    }
+    return worst / scale;
+}
+
+static void cutting_a_step_changes_nothing(void)
+{
+    static const int64_t one[] = { 12 }, even[] = { 3, 3, 3, 3 }, ragged[] = { 5, 1, 6 },
+                         pairs[] = { 2, 2, 2, 2, 2, 2 },
+                         each[] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
+    static const struct {
+        const int64_t *documents;
+        int64_t n;
+    } cut[] = { { one, 1 }, { even, 4 }, { ragged, 3 }, { pairs, 6 }, { each, 12 } };
+    for (int tied = 0; tied < 2; tied++) {
+        step_batch *b = world_batch(9, 4, 24, 3, WORLD_VOCAB);
+        float *want = NULL;
+        double want_loss = 0;
+        for (size_t c = 0; c < sizeof cut / sizeof *cut; c++)
+            for (int64_t groups = 1; groups <= 4 && groups <= cut[c].n; groups *= 2) {
+                world_options o = training(MT_F32);
+                world w;
+                o.tied = tied;
+                o.request.micro_tokens = 96;
+                o.request.micro_documents = 12;
+                o.request.micro_batches = cut[c].n;
+                o.request.groups = groups;
+                world_open(&o, &w);
+                step_batch *piece = world_recut(b, cut[c].documents, cut[c].n);
+                double loss;
+                float *got = world_gradients(&w, piece, &loss);
+                if (!want) {
+                    want = got;
+                    want_loss = loss;
+                    world_batch_free(piece);
+                    world_close(&w);
+                    continue;
+                }
+                double d = difference(want, got, w.m->total_params);
+                CHECK(d < 2e-6, "cut %d groups %d: %g", (int)c, (int)groups, d);
+                CHECK(fabs(loss - want_loss) < 1e-5 * want_loss, "%g %g", loss, want_loss);
+                free(got);
+                world_batch_free(piece);
+                world_close(&w);
+            }
+        free(want);
+        world_batch_free(b);
+    }
+}
+
+static void a_tied_gradient_is_the_sum(void)
+{
+    world_options o = training(MT_F32);
+    world tied, untied;
+    o.tied = true;
+    world_open(&o, &tied);
+    o.tied = false;
+    world_open(&o, &untied);
+    int32_t head = model_find_param(untied.m, "head.weight");
+    int32_t embed = model_find_param(untied.m, "embed.weight");
+    int64_t n = untied.m->params[head].elems;
+    float *w = malloc((size_t)n * sizeof *w);
+    store_get(untied.s, embed, 0, n, w);
+    store_set(untied.s, head, 0, n, w);
+    step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
+    double l0, l1;
+    float *g0 = world_gradients(&tied, b, &l0), *g1 = world_gradients(&untied, b, &l1);
+    CHECK(l0 == l1, "%.17g %.17g", l0, l1);
+    const float *t = g0 + world_offset(&tied, model_find_param(tied.m, "embed.weight"));
+    const float *h = g1 + world_offset(&untied, head), *e = g1 + world_offset(&untied, embed);
+    int differ = 0, both = 0;
+    for (int64_t i = 0; i < n; i++) {
+        differ += t[i] != h[i] + e[i];
+        both += h[i] != 0 && e[i] != 0;
+    }
+    CHECK(differ == 0 && both > 0, "%d of %d differ", differ, (int)n);
+    free(g0);
+    free(g1);
+    free(w);
+    world_batch_free(b);
+    world_close(&tied);
+    world_close(&untied);
+}
+
+static void the_norm_covers_each_parameter_once(void)
+{
+    for (int mode = 0; mode < 4; mode++) {
+        world_options o = training(MT_F32);
+        world w;
+        o.tied = mode & 1;
+        o.request.groups = mode & 2 ? 2 : 1;
+        world_open(&o, &w);
+        step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
+        double loss, sum = 0;
+        float *g = world_gradients(&w, b, &loss);
+        for (int64_t i = 0; i < w.m->total_params; i++)
+            sum += (double)g[i] * g[i];
+        engine_result r;
+        step(&w, b, 1, &r);
+        CHECK(r.loss_sum == loss, "%.17g %.17g", r.loss_sum, loss);
+        CHECK(fabs(r.grad_norm - sqrt(sum)) < 1e-6 * sqrt(sum), "mode %d: %.9g %.9g", mode,
+              r.grad_norm, sqrt(sum));
+        free(g);
+        world_batch_free(b);
+        world_close(&w);
+    }
+}
+
+static void set_one(world *w, const char *name, int64_t i, float x)
+{
+    store_set(w->s, model_find_param(w->m, name), i, 1, &x);
+}
+
+static void an_infinite_weight_changes_no_state(void)
+{
+    for (int mode = 0; mode < 4; mode++) {
+        world_options o = training(mode & 1 ? MT_BF16 : MT_F32);
+        world w;
+        o.request.max_grad_norm = mode & 2 ? -1 : 1;
+        o.request.groups = 2;
+        world_open(&o, &w);
+        step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
+        set_one(&w, "layers.1.up.weight", 3, INFINITY);
+        uint64_t before = store_hash(w.s);
+        engine_result r;
+        step(&w, b, 1, &r);
+        engine_drain(w.e);
+        CHECK(!r.updated && !isfinite(r.loss_sum), "mode %d", mode);
+        CHECK(store_hash(w.s) == before, "mode %d", mode);
+        /* The next step trains as if nothing had been. */
+        set_one(&w, "layers.1.up.weight", 3, 0.25f);
+        before = store_hash(w.s);
+        step(&w, b, 1, &r);
+        engine_drain(w.e);
+        CHECK(r.updated && store_hash(w.s) != before, "mode %d", mode);
+        world_batch_free(b);
+        world_close(&w);
+    }
+}
+
+/* Block 0 gets a finite output and an infinite gradient: its attention's values are huge, but what
+ * multiplies them is zero. */
+static void make_gradient_overflow(world *w)
+{
+    int32_t o = model_find_param(w->m, "layers.0.o.weight");
+    int32_t bias = model_find_param(w->m, "layers.0.v.bias");
+    int32_t embed = model_find_param(w->m, "embed.weight");
+    for (int64_t i = 0; i < w->m->params[o].elems; i++)
+        set_one(w, "layers.0.o.weight", i, 0);
+    for (int64_t i = 0; i < w->m->params[bias].elems; i++)
+        set_one(w, "layers.0.v.bias", i, 1e37f);
+    for (int64_t i = 0; i < w->m->params[embed].elems; i++) {
+        float x;
+        store_get(w->s, embed, i, 1, &x);
+        set_one(w, "embed.weight", i, x * 1e-7f);
+    }
+}
+
+static void an_infinite_gradient_is_never_applied(void)
+{
+    for (int clip = 0; clip < 2; clip++) {
+        world_options o = training(MT_F32);
+        world w;
+        o.request.max_grad_norm = clip ? 1 : -1;
+        world_open(&o, &w);
+        step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
+        make_gradient_overflow(&w);
+        uint64_t before = store_hash(w.s);
+        int32_t bad = model_find_param(w.m, "layers.0.o.weight");
+        float x[WORLD_HIDDEN], y[WORLD_HIDDEN];
+        engine_step_params p = { 1, 1e-3, w.p->request.max_grad_norm };
+        engine_result r = { 0 };
+        store_get(w.s, bad, 0, WORLD_HIDDEN, x);
+        mt_status st = engine_step(w.e, b, &p, &r);
+        CHECK(engine_drain(w.e) == MT_OK);
+        if (clip) {
+            CHECK(st == MT_OK && isfinite(r.loss_sum) && !isfinite(r.grad_norm) && !r.updated,
+                  "%g %g", r.loss_sum, r.grad_norm);
+            CHECK(store_hash(w.s) == before);
+        } else {
+            CHECK(st == MT_ERR_NUMERIC && strstr(status_text(), "'block.0'"), "%d %s", st,
+                  status_text());
+            store_get(w.s, bad, 0, WORLD_HIDDEN, y);
+            CHECK(memcmp(x, y, sizeof x) == 0);
+        }
+        world_batch_free(b);
+        world_close(&w);
+    }
+}
+
+static void frozen_parameters_stay(void)
+{
+    world_options o = training(MT_F32);
+    world w;
+    o.frozen_norms = true;
+    world_open(&o, &w);
+    step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
+    engine_result r;
+    for (int i = 1; i <= 3; i++)
+        step(&w, b, i, &r);
+    engine_drain(w.e);
+    float x[WORLD_HIDDEN];
+    store_get(w.s, model_find_param(w.m, "layers.1.norm2.weight"), 0, WORLD_HIDDEN, x);
+    for (int i = 0; i < WORLD_HIDDEN; i++)
+        CHECK(x[i] == 1.0f);
+    world_batch_free(b);
+    world_close(&w);
+}
+
+static void training_lowers_the_loss(void)
+{
+    for (int c = 0; c < 2; c++) {
+        world_options o = training(c ? MT_BF16 : MT_F32);
+        world w;
+        o.request.groups = 2;
+        world_open(&o, &w);
+        step_batch *b = world_batch(1, 4, 24, 3, WORLD_VOCAB);
+        double before = world_loss(&w, b);
+        engine_result r;
+        for (int i = 1; i <= 40; i++)
+            step(&w, b, i, &r);
+        double after = world_loss(&w, b);
+        CHECK(after < 0.7 * before, "%g -> %g", before, after);
+        world_batch_free(b);
+        world_close(&w);
+    }
+}
+
+static void unused_rows_decay_all_the_same(void)
+{
+    for (int mode = 0; mode < 2; mode++) {
+        world_options o = training(MT_F32);
+        world w;
+        o.request.max_grad_norm = mode ? -1 : 1;
+        world_open(&o, &w);
+        step_batch *b = world_batch(1, 4, 24, 3, WORLD_VOCAB / 2);
+        int32_t embed = model_find_param(w.m, "embed.weight");
+        int64_t at = (WORLD_VOCAB - 1) * WORLD_HIDDEN;
+        float x, y;
+        store_get(w.s, embed, at, 1, &x);
+        engine_result r;
+        step(&w, b, 1, &r);
+        engine_drain(w.e);
+        store_get(w.s, embed, at, 1, &y);
+        CHECK(fabs((double)y - (double)x * (1 - 2e-3 * 0.01)) <= fabs((double)x) * 1e-7,
+              "%.9g %.9g", (double)x, (double)y);
+        world_batch_free(b);
+        world_close(&w);
+    }
+}
+
+static int64_t resident_pages(void)
+{
+    long long size, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f && fscanf(f, "%lld %lld", &size, &resident) != 2)
+        resident = 0;
+    if (f)
+        fclose(f);
+    return resident;
+}
+
+static void memory_does_not_grow(void)
+{
+    world_options o = training(MT_F32);
+    world w;
+    o.request.groups = 2;
+    world_open(&o, &w);
+    step_batch *b = world_batch(1, 4, 24, 3, WORLD_VOCAB);
+    int64_t first = 0;
+    engine_result r;
+    for (int i = 1; i <= 500; i++) {
+        step(&w, b, i, &r);
+        if (i == 200)
+            first = resident_pages();
+    }
+    CHECK(resident_pages() - first <= 16, "%lld pages more after 300 steps",
+          (long long)(resident_pages() - first));
+    world_batch_free(b);
+    world_close(&w);
+}
+
+static void bad_batches_are_refused(void)
+{
+    world_options o = training(MT_F32);
+    world w;
+    world_open(&o, &w);
+    uint64_t before = store_hash(w.s);
+    engine_step_params p = { 1, 1e-3, 1 };
+    engine_result r;
+    step_batch *b = world_batch(1, 5, 24, 3, WORLD_VOCAB);
+    CHECK(engine_step(w.e, b, &p, &r) == MT_ERR_INVALID && strstr(status_text(), "micro-batches"));
+    b->n = 4;
+    CHECK(engine_step(w.e, b, &p, &r) == MT_ERR_INVALID && strstr(status_text(), "targets"));
+    world_batch_free(b);
+    b = world_batch(1, 4, 25, 3, WORLD_VOCAB);
+    CHECK(engine_step(w.e, b, &p, &r) == MT_ERR_INVALID && strstr(status_text(), "25 tokens"));
+    world_batch_free(b);
+    b = world_batch(1, 4, 24, 3, WORLD_VOCAB);
+    b->micro[2].ids[7] = WORLD_VOCAB;
+    CHECK(engine_step(w.e, b, &p, &r) == MT_ERR_INVALID && strstr(status_text(), "token 7"));
+    p.max_grad_norm = 0;
+    CHECK(engine_step(w.e, b, &p, &r) == MT_ERR_INVALID && strstr(status_text(), "max_grad_norm"));
+    CHECK(store_hash(w.s) == before);
+    world_batch_free(b);
+    world_close(&w);
+}
+
+int main(void)
+{
+    RUN(policies_give_the_same_bits);
+    RUN(cutting_a_step_changes_nothing);
+    RUN(a_tied_gradient_is_the_sum);
+    RUN(the_norm_covers_each_parameter_once);
+    RUN(an_infinite_weight_changes_no_state);
+    RUN(an_infinite_gradient_is_never_applied);
+    RUN(frozen_parameters_stay);
+    RUN(unused_rows_decay_all_the_same);
+    RUN(training_lowers_the_loss);
+    RUN(memory_does_not_grow);
+    RUN(bad_batches_are_refused);
+    return check_done();
+}

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What surrounds a step: the plan's bytes and choices, the timeline, evaluation and generation.
+ */
+#include "world.h"
+
+#include "../check.h"
+#include "core/base/status.h"
+
+#include <math.h>
+#include <unistd.h>
+
+static world_options training(void)
+{
+    world_options o = { 0 };
+    o.request.training = true;
+    return o;
+}
+
+static void bytes_are_as_planned(void)
+{
+    for (int mode = 0; mode < 32; mode++) {
+        world_options o = training();
+        world w;
+        o.tied = mode & 1;
+        o.request.compute = mode & 2 ? MT_BF16 : MT_F32;
+        o.request.max_grad_norm = mode & 4 ? -1 : 1;
+        o.request.groups = mode & 8 ? 2 : 1;
+        o.request.training = !(mode & 16);
+        o.request.context = mode & 16 ? 40 : 0;
+        o.request.policy = mode % 3;
+        world_open(&o, &w);
+        int64_t bytes[PLAN_TIERS], listed[PLAN_TIERS] = { 0 };
+        engine_bytes(w.e, bytes);
+        for (int32_t i = 0; i < w.p->n_items; i++)
+            listed[w.p->item[i].tier] += w.p->item[i].bytes;
+        for (int t = 0; t < PLAN_TIERS; t++) {
+            CHECK(bytes[t] == w.p->tier_bytes[t], "mode %d tier %d: %lld %lld", mode, t,
+                  (long long)bytes[t], (long long)w.p->tier_bytes[t]);
+            CHECK(listed[t] == bytes[t]);
+        }
+        CHECK(w.s->region_bytes == store_bytes(w.m, w.p->request.states, w.p->request.n_states,
+                                               plan_needs_grad_plane(w.p)));
+        world_close(&w);
+    }
+}
+
+static void the_store_takes_12_bytes_a_parameter(void)
+{
+    world_options o = training();
+    world w;
+    o.hidden = 128;
+    o.vocab = 512;
+    o.request.max_grad_norm = -1;
+    world_open(&o, &w);
+    double each = (double)w.s->region_bytes / (double)w.m->total_params;
+    CHECK(each >= 12.0 && each < 12.36, "%g", each);
+    world_close(&w);
+}
+
+static void a_tight_limit_gives_a_mixed_plan(void)
+{
+    world_options o = training();
+    world any;
+    plan *p;
+    o.request.policy = TPL_KEEP;
+    world_model(&o, &any);
+    CHECK(world_plan(&o, any.m, &p) == MT_OK);
+    int64_t keep = p->tier_bytes[PLAN_DEVICE];
+    plan_destroy(p);
+    o.request.policy = TPL_INPUT;
+    CHECK(world_plan(&o, any.m, &p) == MT_OK);
+    int64_t input = p->tier_bytes[PLAN_DEVICE];
+    plan_destroy(p);
+
+    o.request.policy = PLAN_AUTO;
+    o.request.device_limit = (keep + input) / 2;
+    CHECK(world_plan(&o, any.m, &p) == MT_OK, "%s", status_text());
+    CHECK(p->tier_bytes[PLAN_DEVICE] <= (keep + input) / 2);
+    int raised = 0;
+    for (int32_t u = 0; u < any.m->n_units; u++)
+        raised += p->policy[u] != TPL_INPUT;
+    CHECK(raised > 0 && raised <= any.m->n_units);
+    plan_destroy(p);
+
+    o.request.device_limit = keep;
+    CHECK(world_plan(&o, any.m, &p) == MT_OK);
+    for (int32_t u = 0; u < any.m->n_units; u++)
+        CHECK(p->policy[u] == TPL_KEEP, "unit %d", u);
+    plan_destroy(p);
+
+    /* More groups hold fewer activations. */
+    o.request.groups = PLAN_AUTO;
+    o.request.device_limit = input - 1024;
+    CHECK(world_plan(&o, any.m, &p) == MT_OK, "%s", status_text());
+    CHECK(p->groups > 1);
+    plan_destroy(p);
+
+    /* And what cannot fit is refused with a way out. */
+    o.request.groups = 1;
+    p = NULL;
+    CHECK(world_plan(&o, any.m, &p) == MT_ERR_NOMEM && !p);
+    CHECK(strstr(status_text(), "memory.groups: auto") && strstr(status_text(), "are missing"),
+          "%s", status_text());
+    o.request.device_limit = 4096;
+    CHECK(world_plan(&o, any.m, &p) == MT_ERR_NOMEM && strstr(status_text(), "No setting"), "%s",
+          status_text());
+    world_close(&any);
+}
+
+/* ---- the timeline ---------------------------------------------------------------------------- */
+
+typedef struct span {
+    double from, to;
+} span;
+
+/* The n-th event of that name. */
+static span find_span(const char *path, const char *name, int n)
+{
+    char line[512], quoted[96];
+    span s = { -1, -1 };
+    FILE *f = fopen(path, "re");
+    snprintf(quoted, sizeof quoted, "\"name\":\"%s\"", name);
+    while (f && fgets(line, sizeof line, f)) {
+        const char *at = strstr(line, "\"ts\":");
+        double ts, dur;
+        if (at && strstr(line, quoted) && sscanf(at, "\"ts\":%lf,\"dur\":%lf", &ts, &dur) == 2 &&
+            n-- == 0) {
+            s = (span){ ts, ts + dur };
+            break;
+        }
+    }
+    if (f)
+        fclose(f);
+    return s;
+}
+
+static void weights_arrive_while_the_unit_below_computes(void)
+{
+    enum { TRIES = 5 };
+    char path[] = "/tmp/mt-trace-XXXXXX";
+    int fd = mkstemp(path);
+    close(fd);
+    world_options o = training();
+    world w;
+    o.hidden = 64;
+    o.request.micro_tokens = 256;
+    o.trace = path;
+    world_open(&o, &w);
+    step_batch *b = world_batch(1, 4, 256, 2, WORLD_VOCAB);
+    for (int i = 0; i < TRIES; i++)
+        world_loss(&w, b);
+    engine_step_params p = { 1, 1e-3, 1 };
+    engine_result r;
+    CHECK(engine_step(w.e, b, &p, &r) == MT_OK);
+    double waits = 0;
+    for (int k = 0; k < ENGINE_WAITS; k++)
+        waits += r.wait_seconds[k];
+    CHECK(r.compute_seconds > 0 && waits >= 0 && r.compute_seconds + waits <= r.seconds * 1.001,
+          "%g + %g > %g", r.compute_seconds, waits, r.seconds);
+    world_batch_free(b);
+    world_close(&w);
+
+    int overlapped = 0;
+    for (int i = 0; i < TRIES; i++) {
+        span compute = find_span(path, "forward block.1", i);
+        span copy = find_span(path, "copy in block.2", i);
+        CHECK(compute.from >= 0 && copy.from >= 0);
+        overlapped += copy.from < compute.to && compute.from < copy.to;
+        /* Never before the buffer's former unit is through, never used before it is there. */
+        CHECK(copy.from >= find_span(path, "forward block.0", i).to);
+        CHECK(copy.to <= find_span(path, "forward block.2", i).from);
+    }
+    CHECK(overlapped > 0);
+    span mb = find_span(path, "backward block.2 mb 1", 0);
+    CHECK(mb.from >= 0 && mb.to >= mb.from);
+    CHECK(find_span(path, "copy out block.2", 0).from >= mb.to);
+    CHECK(find_span(path, "update block.1", 0).from >= find_span(path, "copy out block.1", 0).to);
+    unlink(path);
+}
+
+/* ---- evaluation and generation --------------------------------------------------------------- */
+
+static void evaluation_takes_any_number_of_batches(void)
+{
+    for (int train = 0; train < 2; train++) {
+        world_options o = training();
+        world w;
+        o.request.training = train;
+        world_open(&o, &w);
+        step_batch *b = world_batch(3, 9, 24, 3, WORLD_VOCAB);
+        double all = world_loss(&w, b), sum = 0;
+        for (int64_t k = 0; k < b->n; k++) {
+            step_batch one = { .n = 1,
+                               .micro = &b->micro[k],
+                               .tokens = b->micro[k].tokens,
+                               .n_targets = b->micro[k].n_targets };
+            sum += world_loss(&w, &one);
+        }
+        CHECK(fabs(all - sum) < 1e-9 * all, "%.17g %.17g", all, sum);
+        world_batch_free(b);
+        world_close(&w);
+    }
+}
+
+static void generate(world *w, const int32_t *tokens, int64_t n, int64_t used, float *last,
+                     float *all)
+{
+    if (engine_generate(w->e, tokens, n, used, last, all) < 0)
+        world_fail("engine_generate");
+}
+
+static void decoding_equals_prefill(void)
+{
+    enum { N = 23 };
+    static float all[N * WORLD_VOCAB], last[WORLD_VOCAB], one[WORLD_VOCAB];
+    for (int mode = 0; mode < 4; mode++) {
+        world_options o = { .tied = mode & 1 };
+        world w;
+        o.request.context = 40;
+        o.request.weight_buffers = mode & 2 ? PLAN_AUTO : 2;
+        world_open(&o, &w);
+        CHECK(w.p->weight_buffers == (mode & 2 ? w.m->n_units : 2));
+        step_batch *b = world_batch(6, 1, N, 1, WORLD_VOCAB);
+        int32_t *ids = b->micro[0].ids, *targets = b->micro[0].targets;
+        generate(&w, ids, N, 0, last, all);
+        CHECK(memcmp(last, all + (N - 1) * WORLD_VOCAB, sizeof last) == 0);
+        double nll = 0;
+        for (int t = 0; t < N; t++) {
+            double sum = 0;
+            for (int v = 0; v < WORLD_VOCAB; v++)
+                sum += exp((double)all[t * WORLD_VOCAB + v]);
+            if (targets[t] >= 0)
+                nll += log(sum) - (double)all[t * WORLD_VOCAB + targets[t]];
+        }
+        double loss = world_loss(&w, b);
+        CHECK(fabs(nll - loss) < 1e-4 * loss, "%g %g", nll, loss);
+        for (int t = 0; t < N; t++) {
+            generate(&w, ids + t, 1, t, one, NULL);
+            double worst = 0;
+            for (int v = 0; v < WORLD_VOCAB; v++)
+                worst = fmax(worst, fabs((double)one[v] - (double)all[t * WORLD_VOCAB + v]));
+            CHECK(worst < 1e-4, "token %d: %g", t, worst);
+        }
+        /* Weights that stayed in their buffers must not outlive a change of the store. */
+        float x = 3;
+        store_set(w.s, model_find_param(w.m, "layers.1.down.weight"), 5, 1, &x);
+        generate(&w, ids, N, 0, one, NULL);
+        CHECK(memcmp(one, last, sizeof last) != 0);
+        CHECK(engine_generate(w.e, ids, 2, N, one, NULL) == MT_ERR_INVALID);
+        CHECK(engine_generate(w.e, ids, 1, 40, one, NULL) == MT_ERR_INVALID);
+        world_batch_free(b);
+        world_close(&w);
+    }
+}
+
+static int printed;
+static bool saw_total;
+static void count_line(void *arg, const char *text)
+{
+    (void)arg;
+    printed++;
+    saw_total |= strstr(text, "master weights") != NULL;
+}
+
+static void the_plan_prints(void)
+{
+    world_options o = training();
+    world w;
+    void *device;
+    const mt_backend *b = world_backend(&device);
+    world_open(&o, &w);
+    plan_print(w.p, true, count_line, NULL);
+    int brief = printed;
+    CHECK(brief >= 3 && brief <= 6 && !saw_total);
+    plan_print(w.p, false, count_line, NULL);
+    CHECK(printed - brief > 15 && saw_total);
+    plan_profile f = { 0 };
+    CHECK(plan_measure(b, device, MT_F32, &f) == MT_OK, "%s", status_text());
+    CHECK(f.gemm_flops > 1e8 && f.copy_in > 1e7 && f.copy_out > 1e7 && f.host_bandwidth > 1e7);
+    world_close(&w);
+}
+
+int main(void)
+{
+    RUN(bytes_are_as_planned);
+    RUN(the_store_takes_12_bytes_a_parameter);
+    RUN(a_tight_limit_gives_a_mixed_plan);
+    RUN(weights_arrive_while_the_unit_below_computes);
+    RUN(evaluation_takes_any_number_of_batches);
+    RUN(decoding_equals_prefill);
+    RUN(the_plan_prints);
+    return check_done();
+}
