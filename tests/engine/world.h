@@ -20,6 +20,7 @@ typedef struct world_options {
     uint64_t chaos, seed;
     const char *trace;
     int32_t threads;
+    uint64_t slow_ns; /* every attention forward takes at least this long */
 } world_options;
 
 typedef struct world {
