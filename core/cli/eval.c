@@ -41,7 +41,8 @@ static mt_status evaluate(run_manifest *run, const char *checkpoint, session *s)
         return st;
     if (s->validation_documents == 0) {
         const mt_config *c = config_section(run->config, "data");
-        return c->reject(c, "validation_split", "there is no validation data to evaluate on");
+        return c->reject(c, "validation_split",
+                         "leaves no validation data to evaluate on; set it above 0");
     }
     st = choose_weights(run, s, checkpoint, path);
     if (st == MT_OK)

@@ -202,8 +202,8 @@ static mt_status begin(loop *l)
         if (l->state.seed != (uint64_t)run->seed) {
             const mt_config *c = config_section(run->config, "");
             return c->reject(c, "seed",
-                             "%lld is not the seed of %s, %llu, so the data would come in another "
-                             "order; set seed: %llu, or start anew in another output_dir",
+                             "is %lld, but %s was begun with %llu, so the data would come in "
+                             "another order; set seed: %llu, or start anew in another output_dir",
                              (long long)run->seed, l->folder.resume,
                              (unsigned long long)l->state.seed, (unsigned long long)l->state.seed);
         }
@@ -224,8 +224,8 @@ static mt_status begin(loop *l)
             if (!l->s->source.weights) {
                 const mt_config *c = config_section(run->config, "");
                 return c->reject(c, "init",
-                                 "%s has no weights to start from; set init: random, or name a "
-                                 "model folder that has them",
+                                 "is pretrained, but %s has no weights; set init: random, or name "
+                                 "a model folder that has them",
                                  run->model);
             }
             st = session_load_weights(l->s, l->s->source.weights, 0);
@@ -373,7 +373,7 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
     if (run->eval_steps > 0 && s->validation_documents == 0) {
         const mt_config *c = config_section(run->config, "train");
         return c->reject(c, "eval_steps",
-                         "there is no validation data to evaluate on; give the data section some, "
+                         "is set, but there is no validation data; give the data section some, "
                          "or set eval_steps: 0");
     }
     l.schedule = schedule_of_run(run, count_steps(s, run));

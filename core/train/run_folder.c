@@ -28,7 +28,7 @@ static mt_status blame(const run_manifest *run, const char *key, const char *rem
     char text[1024];
     snprintf(text, sizeof text, "%s", status_text());
     const mt_config *c = config_section(run->config, "");
-    return c->reject(c, key, "%s; %s", text, remedy);
+    return c->reject(c, key, "cannot be used: %s; %s", text, remedy);
 }
 
 mt_status run_folder_open(run_manifest *run, run_folder *ret)

@@ -16,7 +16,7 @@ static mt_status blame(const mt_config *c, const char *key)
 {
     char text[1024];
     snprintf(text, sizeof text, "%s", status_text());
-    return c->reject(c, key, "%s", text);
+    return c->reject(c, key, "cannot be had: %s", text);
 }
 
 /* ---- device ---------------------------------------------------------------------------------- */
@@ -138,8 +138,8 @@ mt_status session_open_data(session *s, const run_manifest *run)
     if (s->model->max_positions > 0 && run->max_seq_len > s->model->max_positions) {
         const mt_config *c = config_section(run->config, "data");
         return c->reject(c, "max_seq_len",
-                         "%lld tokens are more than the model's max_position_embeddings, %lld; "
-                         "lower max_seq_len, or raise the other in the model",
+                         "of %lld tokens is more than the model's max_position_embeddings, %lld; "
+                         "lower it, or raise the other in the model",
                          (long long)run->max_seq_len, (long long)s->model->max_positions);
     }
 

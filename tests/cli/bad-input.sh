@@ -31,7 +31,7 @@ expect 1 'bad.yaml:' -- train bad.yaml
 with 's/max_seq_len: 64/max_seq_len: 64\n  validation_spilt: 0.1/'
 expect 1 'bad.yaml:9:3: ' "'validation_spilt'" "did you mean 'validation_split'?" -- train bad.yaml output_dir=new
 with 's/max_seq_len: 64/max_seq_len: 512/'
-expect 1 'bad.yaml:8:' '512 tokens' 'max_position_embeddings, 128' 'lower max_seq_len' -- train bad.yaml output_dir=new
+expect 1 'bad.yaml:8:' '512 tokens' 'max_position_embeddings, 128' 'lower it' -- train bad.yaml output_dir=new
 sed 's/num_key_value_heads: 2/num_key_value_heads: 3/' model.yaml >odd.yaml
 expect 1 'odd.yaml:7:' 'num_key_value_heads' -- train run.yaml model=odd.yaml output_dir=new
 expect 1 'odd.yaml:7:' -- inspect odd.yaml
@@ -46,7 +46,7 @@ expect 1 'bad.yaml:7:' 'missing.txt' 'No such file' -- train bad.yaml output_dir
 with 's/text.txt/empty.txt/'
 expect 1 'bad.yaml:7:' 'empty.txt' 'is empty' -- train bad.yaml output_dir=new
 with 's/max_seq_len: 64/max_seq_len: 64\n  validation_split: 0/'
-expect 1 'bad.yaml:' 'eval_steps' 'no validation data' -- train bad.yaml output_dir=new
+expect 1 'bad.yaml:' 'eval_steps' 'there is no validation data' -- train bad.yaml output_dir=new
 
 # ---- plugins ---------------------------------------------------------------------------------------
 
@@ -87,6 +87,16 @@ header() { LC_ALL=C sed -i -E "1,/\}\}/ $1" bad/model.safetensors; }
 weights bad
 header 's/"shape":\[64,32\]/"shape":[32,64]/'
 expect 1 'model.safetensors' 'gate_proj' '[32, 64]' '[64, 32]' -- train "${pretrained[@]}"
+
+# Two tensors of the same size that lie in the same bytes.
+weights bad
+offsets() { LC_ALL=C grep -aoE "\"$1\":\{[^}]*\}" bad/model.safetensors | grep -oE '\[[0-9]+,[0-9]+\]\}' | tr -d '[]}'; }
+one=$(offsets model.layers.0.input_layernorm.weight)
+two=$(offsets model.layers.0.post_attention_layernorm.weight)
+pad=$(printf "%$((${#two} - ${#one}))s" '')
+header "s/\\[$two\\]/[$pad$one]/"
+check 'the header was changed' test "$(offsets model.layers.0.post_attention_layernorm.weight)" != "$two"
+expect 1 'model.safetensors' 'overlap' -- train "${pretrained[@]}"
 
 weights bad
 header 's/("model.norm.weight":\{[^}]*"data_offsets":\[)[0-9]/\19/'

@@ -56,7 +56,7 @@ check '12 steps = 7 + 5: the metrics' diff <(timeless run/metrics.jsonl) <(timel
 
 # ---- stopped by signals -------------------------------------------------------------------------
 
-long=(output_dir=long train.max_steps=400 checkpoint.save_steps=50 train.eval_steps=40)
+long=(output_dir=long train.max_steps=240 checkpoint.save_steps=50 train.eval_steps=40)
 expect 0 'finished' -- train run.yaml "${long[@]}"
 
 stopped=("${long[@]}" output_dir=stopped)
@@ -67,9 +67,9 @@ kill -TERM $pid
 wait $pid
 check 'SIGTERM: exit code 75' test $? = 75
 check 'SIGTERM: says how to go on' grep -q 'the same command goes on' out
-expect 0 'resuming from' 'finished: step 400 of 400' -- train run.yaml "${stopped[@]}"
+expect 0 'resuming from' 'finished: step 240 of 240' -- train run.yaml "${stopped[@]}"
 check 'SIGTERM and resume: the checkpoint' \
-    same_checkpoint long/checkpoints/step-000400 stopped/checkpoints/step-000400
+    same_checkpoint long/checkpoints/step-000240 stopped/checkpoints/step-000240
 check 'SIGTERM and resume: the metrics' diff <(timeless long/metrics.jsonl) <(timeless stopped/metrics.jsonl)
 
 killed=("${long[@]}" output_dir=killed)
@@ -78,9 +78,9 @@ pid=$!
 wait_for has_checkpoint killed
 kill -KILL $pid
 wait $pid 2>/dev/null
-expect 0 'resuming from' 'finished: step 400 of 400' -- train run.yaml "${killed[@]}"
+expect 0 'resuming from' 'finished: step 240 of 240' -- train run.yaml "${killed[@]}"
 check 'SIGKILL and resume: the checkpoint' \
-    same_checkpoint long/checkpoints/step-000400 killed/checkpoints/step-000400
+    same_checkpoint long/checkpoints/step-000240 killed/checkpoints/step-000240
 check 'SIGKILL and resume: the metrics' diff <(timeless long/metrics.jsonl) <(timeless killed/metrics.jsonl)
 
 # ---- evaluate, generate, inspect, plan ------------------------------------------------------------
