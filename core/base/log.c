@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 static struct {
@@ -26,10 +27,15 @@ bool log_has_terminal(void)
     return isatty(STDERR_FILENO) == 1;
 }
 
+/* A line that wraps could not be taken back, so it is cut at the terminal's width. */
 static void draw_live(void)
 {
+    struct winsize size = { 0 };
+    int width = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1
+                    ? size.ws_col - 1
+                    : (int)sizeof state.live;
     if (state.live[0])
-        fprintf(stderr, "\r\033[K%s", state.live);
+        fprintf(stderr, "\r\033[K%.*s", width, state.live);
     fflush(stderr);
 }
 

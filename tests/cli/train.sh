@@ -72,6 +72,18 @@ check 'SIGTERM and resume: the checkpoint' \
     same_checkpoint long/checkpoints/step-000240 stopped/checkpoints/step-000240
 check 'SIGTERM and resume: the metrics' diff <(timeless long/metrics.jsonl) <(timeless stopped/metrics.jsonl)
 
+twice=("${long[@]}" output_dir=twice)
+"$megatrain" train run.yaml "${twice[@]}" >out 2>&1 &
+pid=$!
+wait_for has_checkpoint twice
+kill -TERM $pid
+kill -INT $pid
+wait $pid
+check 'two signals: exit code 75' test $? = 75
+expect 0 'resuming from' 'finished: step 240 of 240' -- train run.yaml "${twice[@]}"
+check 'two signals and resume: the checkpoint' \
+    same_checkpoint long/checkpoints/step-000240 twice/checkpoints/step-000240
+
 killed=("${long[@]}" output_dir=killed)
 "$megatrain" train run.yaml "${killed[@]}" >out 2>&1 &
 pid=$!
