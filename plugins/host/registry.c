@@ -208,6 +208,8 @@ static mt_status not_found(plugin_kind kind, const char *what)
     for (int32_t i = 0; i < registry.n; i++) {
         const plugin_record *r = &registry.entries[i]->record;
         for (int32_t k = 0; r->kind == kind && r->provides[k]; k++) {
+            if (find_provider(kind, r->provides[k]) != registry.entries[i])
+                continue; /* an earlier plugin has said it */
             int w =
                 snprintf(list + used, sizeof list - used, "%s%s", n ? ", " : "", r->provides[k]);
             used += w > 0 && (size_t)w < sizeof list - used ? (size_t)w : 0;

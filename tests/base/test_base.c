@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Arena, status texts, word distances, random numbers, and the machine's limits.
+ */
+#include "../check.h"
+#include "core/base/arena.h"
+#include "core/base/machine.h"
+#include "core/base/rng.h"
+#include "core/base/status.h"
+#include "core/base/text.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdalign.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void test_arena(void)
+{
+    arena a = { 0 };
+    unsigned char *block[300];
+    for (size_t i = 0; i < 300; i++) {
+        block[i] = arena_alloc(&a, i * 7);
+        CHECK(block[i] && (uintptr_t)block[i] % alignof(max_align_t) == 0);
+        for (size_t j = 0; j < i * 7; j++)
+            CHECK(block[i][j] == 0);
+        memset(block[i], (int)(i & 0xff), i * 7);
+    }
+    for (size_t i = 0; i < 300; i++)
+        for (size_t j = 0; j < i * 7; j++)
+            CHECK(block[i][j] == (i & 0xff), "block %zu was overwritten", i);
+    unsigned char *big = arena_alloc(&a, 1 << 20);
+    CHECK(big != NULL);
+    if (big)
+        memset(big, 1, 1 << 20);
+    CHECK(strcmp(arena_strdup(&a, "abc"), "abc") == 0);
+    CHECK(strcmp(arena_printf(&a, "%d-%s", 7, "x"), "7-x") == 0);
+    CHECK(!arena_alloc(&a, SIZE_MAX) && strstr(status_text(), "out of memory"));
+    CHECK(!arena_array(&a, SIZE_MAX / 4, 16));
+    arena_finish(&a);
+    CHECK(!a.blocks);
+    arena_finish(&a);
+}
+
+static void *other_thread(void *arg)
+{
+    status_set(MT_ERR_IO, "theirs");
+    (void)arg;
+    return NULL;
+}
+
+static void test_status(void)
+{
+    CHECK(status_set(MT_ERR_IO, "%s: %d", "a", 5) == MT_ERR_IO);
+    CHECK(strcmp(status_text(), "a: 5") == 0);
+    CHECK(status_prefix(MT_ERR_FORMAT, "in %s", "b") == MT_ERR_FORMAT);
+    CHECK(strcmp(status_text(), "in b: a: 5") == 0, "%s", status_text());
+    status_set(MT_ERR_IO, "again: %s", status_text());
+    CHECK(strcmp(status_text(), "again: in b: a: 5") == 0, "%s", status_text());
+    pthread_t t;
+    if (pthread_create(&t, NULL, other_thread, NULL) == 0)
+        pthread_join(t, NULL);
+    CHECK(strcmp(status_text(), "again: in b: a: 5") == 0, "another thread's text shows here");
+    char longer[5000];
+    memset(longer, 'x', sizeof longer - 1);
+    longer[sizeof longer - 1] = '\0';
+    status_set(MT_ERR_IO, "%s", longer);
+    CHECK(strlen(status_text()) > 1000 && strlen(status_text()) < sizeof longer);
+}
+
+static void test_distance(void)
+{
+    CHECK(text_distance("", "") == 0 && text_distance("abc", "") == 3);
+    CHECK(text_distance("", "abcd") == 4 && text_distance("abc", "abc") == 0);
+    CHECK(text_distance("kitten", "sitting") == 3 && text_distance("sitting", "kitten") == 3);
+    CHECK(text_distance("form", "from") == 1 && text_distance("ab", "ba") == 1);
+    CHECK(text_distance("learning_rat", "learning_rate") == 1);
+    char a[200], b[200];
+    memset(a, 'a', sizeof a - 1);
+    memset(b, 'b', sizeof b - 1);
+    a[199] = b[199] = '\0';
+    CHECK(text_distance(a, b) == 63, "words are cut");
+
+    const char *words[] = { "warmup_steps", NULL, "save_steps", "eval_steps", "seed" };
+    CHECK(text_nearest("eval_step", words, 5) == 3);
+    CHECK(text_nearest("warmup_setps", words, 5) == 0);
+    CHECK(text_nearest("sede", words, 5) == 4);
+    CHECK(text_nearest("bananas", words, 5) == -1);
+    CHECK(text_nearest("x", words, 0) == -1);
+    const char *one[] = { "a" };
+    CHECK(text_nearest("b", one, 1) == -1, "one letter is not like another");
+}
+
+/* Known answers of the authors' Random123 1.09 (kat_vectors). */
+static void test_philox(void)
+{
+    static const struct {
+        uint32_t counter[4], key[2], expected[4];
+    } cases[] = {
+        { { 0, 0, 0, 0 }, { 0, 0 }, { 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8 } },
+        { { 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff },
+          { 0xffffffff, 0xffffffff },
+          { 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd } },
+        { { 0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344 },
+          { 0xa4093822, 0x299f31d0 },
+          { 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1 } },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t words[4];
+        rng_philox(cases[i].key, cases[i].counter, words);
+        CHECK(memcmp(words, cases[i].expected, sizeof words) == 0, "%08x %08x %08x %08x", words[0],
+              words[1], words[2], words[3]);
+    }
+}
+
+static void test_normals(void)
+{
+    enum { N = 200000 };
+    static float x[N], y[N];
+    uint64_t key = rng_key(1, "model.norm.weight");
+    rng_normals(key, 0, N, x);
+    for (int64_t i = 0, n = 1; i < N; i += n, n = n % 97 + 1)
+        rng_normals(key, (uint64_t)i, n < N - i ? n : N - i, y + i);
+    CHECK(memcmp(x, y, sizeof x) == 0, "pieces differ from the whole");
+    double sum[4] = { 0 };
+    for (int64_t i = 0; i < N; i++)
+        for (int p = 0; p < 4; p++)
+            sum[p] += pow(x[i], p + 1) / N;
+    CHECK(fabs(sum[0]) < 0.01 && fabs(sum[1] - 1) < 0.02, "mean %g, variance %g", sum[0], sum[1]);
+    CHECK(fabs(sum[2]) < 0.03 && fabs(sum[3] - 3) < 0.1, "skew %g, kurtosis %g", sum[2], sum[3]);
+    CHECK(rng_key(1, "a") != rng_key(2, "a") && rng_key(1, "a") != rng_key(1, "b"));
+    rng_normals(rng_key(2, "model.norm.weight"), 0, 8, y);
+    CHECK(memcmp(x, y, 8 * sizeof *x) != 0);
+}
+
+static void test_sequence(void)
+{
+    rng r = { rng_key(3, "sampling"), 0 };
+    int count[7] = { 0 };
+    double mean = 0, square = 0;
+    for (int i = 0; i < 70000; i++) {
+        uint64_t x = rng_below(&r, 7);
+        CHECK(x < 7);
+        count[x < 7 ? x : 0]++;
+    }
+    for (int i = 0; i < 7; i++)
+        CHECK(abs(count[i] - 10000) < 500, "%d: %d", i, count[i]);
+    rng saved = r;
+    for (int i = 0; i < 50000; i++) {
+        double u = rng_uniform(&r), z = rng_normal(&r);
+        CHECK(u >= 0 && u < 1);
+        mean += u / 50000;
+        square += z * z / 50000;
+    }
+    CHECK(fabs(mean - 0.5) < 0.01 && fabs(square - 1) < 0.03, "%g %g", mean, square);
+    rng again = { saved.key, saved.position };
+    for (int i = 0; i < 10; i++)
+        CHECK(rng_next(&again) == rng_next(&saved), "key and position are all the state");
+    CHECK(rng_below(&r, 1) == 0);
+    uint64_t high = 0;
+    for (int i = 0; i < 100; i++)
+        high |= rng_below(&r, (UINT64_C(1) << 63) + 1) >> 62;
+    CHECK(high == 1 || high == 3, "large bounds");
+}
+
+/* ---- the machine ---------------------------------------------------------------------------- */
+
+static char root[] = "/tmp/mt-machine-XXXXXX";
+
+static void put(const char *path, const char *text)
+{
+    char whole[512];
+    snprintf(whole, sizeof whole, "%s/%s", root, path);
+    for (char *p = whole + strlen(root) + 1; (p = strchr(p, '/')) != NULL; p++) {
+        *p = '\0';
+        mkdir(whole, 0755);
+        *p = '/';
+    }
+    FILE *f = fopen(whole, "w");
+    if (!f || fputs(text, f) < 0 || fclose(f) != 0)
+        abort();
+}
+
+static void test_cgroup2(void)
+{
+    put("proc/meminfo", "MemTotal:       16384 kB\nMemFree: 1 kB\nMemAvailable:   8192 kB\n");
+    CHECK(machine_memory_limit_at(root) == 16384 * 1024, "no control groups");
+    CHECK(machine_cpu_quota_at(root) < 0);
+    put("proc/self/cgroup", "0::/a.slice/b\n");
+    CHECK(machine_memory_limit_at(root) == 16384 * 1024, "its files are missing");
+    put("sys/fs/cgroup/a.slice/b/memory.max", "max\n");
+    put("sys/fs/cgroup/a.slice/memory.max", "4194304\n"); /* the limit of a group above counts */
+    CHECK(machine_memory_limit_at(root) == 4194304, "%lld",
+          (long long)machine_memory_limit_at(root));
+    put("sys/fs/cgroup/a.slice/memory.current", "3145728\n");
+    CHECK(machine_memory_available_at(root) == 1048576);
+    put("sys/fs/cgroup/a.slice/memory.stat", "anon 5\ninactive_file 1048576\n");
+    CHECK(machine_memory_available_at(root) == 2097152, "page cache can be reclaimed");
+    put("sys/fs/cgroup/a.slice/b/cpu.max", "max 100000\n");
+    CHECK(machine_cpu_quota_at(root) < 0);
+    put("sys/fs/cgroup/a.slice/cpu.max", "150000 100000\n");
+    CHECK(machine_cpu_quota_at(root) == 1.5);
+    put("sys/fs/cgroup/a.slice/b/cpu.max", "50000 100000\n");
+    CHECK(machine_cpu_quota_at(root) == 0.5);
+}
+
+static void test_cgroup1(void)
+{
+    /* A container: the path is the host's, the mount shows the group as its root. */
+    put("proc/self/cgroup", "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n0::/docker/x\n");
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "2097152\n");
+    put("sys/fs/cgroup/memory/memory.usage_in_bytes", "1048576\n");
+    put("sys/fs/cgroup/memory/memory.stat", "total_inactive_file 4096\n");
+    put("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+    put("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+    CHECK(machine_memory_limit_at(root) == 2097152);
+    CHECK(machine_memory_available_at(root) == 1048576 + 4096);
+    CHECK(machine_cpu_quota_at(root) < 0);
+    put("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "250000\n");
+    CHECK(machine_cpu_quota_at(root) == 2.5);
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"); /* v1's "none" */
+    CHECK(machine_memory_limit_at(root) == 16384 * 1024);
+}
+
+static void test_process(void)
+{
+    CHECK(machine_memory_limit() > 1 << 20 && machine_memory_available() > 0);
+    CHECK(machine_memory_available() <= machine_memory_limit());
+    CHECK(machine_cpus() >= 1 && machine_cpus() <= sysconf(_SC_NPROCESSORS_CONF));
+    int64_t before = machine_rss();
+    CHECK(before > 0 && machine_peak_rss() >= before);
+    size_t n = 64 << 20;
+    volatile char *p = malloc(n);
+    for (size_t i = 0; p && i < n; i += 1024)
+        p[i] = 1;
+    CHECK(machine_rss() > before + (32 << 20), "64 MiB in use do not show");
+    free((void *)p);
+    CHECK(machine_peak_rss() > before + (32 << 20));
+}
+
+int main(void)
+{
+    if (!mkdtemp(root))
+        return 1;
+    RUN(test_arena);
+    RUN(test_status);
+    RUN(test_distance);
+    RUN(test_philox);
+    RUN(test_normals);
+    RUN(test_sequence);
+    RUN(test_cgroup2);
+    RUN(test_cgroup1);
+    RUN(test_process);
+    char command[300];
+    snprintf(command, sizeof command, "rm -rf '%s'", root);
+    return system(command) ? 1 : check_done();
+}
