@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef struct request {
     const char *model, *prompt, *tokenizer, *device, *precision, *init;
@@ -166,7 +167,7 @@ static mt_status generate(generation *g)
 
 static mt_status run_request(const request *q)
 {
-    generation g = { .q = q };
+    generation g = { .q = q, .out.for_terminal = isatty(STDOUT_FILENO) == 1 };
     char path[RUN_FOLDER_PATH];
     mt_status st = run_folder_find_model(q->model, path);
     if (st == MT_OK)

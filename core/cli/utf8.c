@@ -29,6 +29,15 @@ static int continues(unsigned char lead, int at, unsigned char byte)
     return byte >= low && byte <= high;
 }
 
+/* C0, DEL and C1. */
+static bool is_control(const utf8_stream *s)
+{
+    unsigned char a = s->held[0];
+    if (s->n == 1)
+        return (a < 0x20 && a != '\n' && a != '\t') || a == 0x7f;
+    return s->n == 2 && a == 0xc2 && s->held[1] < 0xa0;
+}
+
 static int replacement(char *ret)
 {
     memcpy(ret, "\xef\xbf\xbd", 3);
@@ -49,8 +58,11 @@ int utf8_put(utf8_stream *s, unsigned char byte, char *ret)
         n = utf8_end(s, ret);
     if (s->n == 0 && length_of(byte) == 0)
         return n + replacement(ret + n);
-    s->held[s->n++] = byte;
+    s->held[s->n & 3] = byte; /* n < 4: a fourth byte always completes */
+    s->n++;
     if (s->n == length_of(s->held[0])) {
+        if (s->for_terminal && is_control(s))
+            return n + utf8_end(s, ret + n);
         memcpy(ret + n, s->held, (size_t)s->n);
         n += s->n;
         s->n = 0;

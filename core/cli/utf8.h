@@ -5,10 +5,12 @@
 #ifndef MT_CORE_UTF8_H
 #define MT_CORE_UTF8_H
 
-#include <stdint.h>
+#include <stdbool.h>
 
-/* Bytes of a character that is not complete yet. Starts as { 0 }. */
+/* Bytes of a character that is not complete yet. Starts as { .for_terminal = ... }. */
 typedef struct utf8_stream {
+    bool for_terminal; /* control characters, which could take the terminal over, are shown as
+                          U+FFFD too, but for new lines and tabs */
     unsigned char held[4];
     int n;
 } utf8_stream;

@@ -231,16 +231,21 @@ static void figures_read_well(void)
 /* ---- UTF-8 -------------------------------------------------------------------------------------
  */
 
-static void shows(const char *bytes, const char *expected)
+static void shows_on(bool terminal, const char *bytes, const char *expected)
 {
     char got[256] = "";
     size_t n = 0;
-    utf8_stream s = { 0 };
+    utf8_stream s = { .for_terminal = terminal };
     for (; *bytes; bytes++)
         n += (size_t)utf8_put(&s, (unsigned char)*bytes, got + n);
     n += (size_t)utf8_end(&s, got + n);
     got[n] = '\0';
     CHECK(strcmp(got, expected) == 0, "got '%s', expected '%s'", got, expected);
+}
+
+static void shows(const char *bytes, const char *expected)
+{
+    shows_on(false, bytes, expected);
 }
 
 #define BAD "\xef\xbf\xbd"
@@ -259,6 +264,12 @@ static void text_is_valid_utf8(void)
     shows("\xc0\xaf", BAD BAD);         /* overlong */
     shows("\xed\xa0\x80", BAD BAD BAD); /* a surrogate */
     shows("\xf4\x90\x80\x80", BAD BAD BAD BAD);
+}
+
+static void terminals_get_no_control_characters(void)
+{
+    shows("a\033[2J\x7f\xc2\x9b", "a\033[2J\x7f\xc2\x9b");
+    shows_on(true, "a\033[2J\x7f\n\t\xc2\x9b\xc2\xa0", "a" BAD "[2J" BAD "\n\t" BAD "\xc2\xa0");
 }
 
 /* ---- metrics -----------------------------------------------------------------------------------
@@ -367,6 +378,7 @@ int main(void)
     RUN(bad_sampling_is_refused);
     RUN(figures_read_well);
     RUN(text_is_valid_utf8);
+    RUN(terminals_get_no_control_characters);
     RUN(metrics_are_cut_to_the_checkpoint);
     RUN(metrics_lines_are_json);
     unlink(metrics_path);
