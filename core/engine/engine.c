@@ -99,10 +99,12 @@ static mt_status create_tables(engine *e)
     e->landed = calloc(n, sizeof *e->landed);
     e->positions = calloc((size_t)e->l.tokens, sizeof *e->positions);
     e->complete = calloc(n, sizeof *e->complete);
-    e->time.event = calloc((size_t)e->l.n_events, sizeof *e->time.event);
+    e->time.event = malloc((size_t)e->l.n_events * sizeof *e->time.event);
     if (!e->unit || !e->plane || !e->contributors || !e->block_base || !e->pack_offset ||
         !e->landed || !e->positions || !e->complete || !e->time.event)
         return status_nomem("the engine's tables", n * sizeof *e->plane);
+    /* Touched now, so that no step makes the process grow. */
+    memset(e->time.event, 0xff, (size_t)e->l.n_events * sizeof *e->time.event);
     e->time.ns = e->region[LAYOUT_TIMELINE];
     memset(e->time.ns, 0, (size_t)e->l.n_events * 16);
     e->time.n_events = e->l.n_events;

@@ -313,7 +313,7 @@ static void unused_rows_decay_all_the_same(void)
     }
 }
 
-static int64_t resident_pages(void)
+static inline int64_t resident_pages(void)
 {
     long long size, resident = 0;
     FILE *f = fopen("/proc/self/statm", "re");
@@ -338,8 +338,10 @@ static void memory_does_not_grow(void)
         if (i == 200)
             first = resident_pages();
     }
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* their shadow grows */
     CHECK(resident_pages() - first <= 16, "%lld pages more after 300 steps",
           (long long)(resident_pages() - first));
+#endif
     world_batch_free(b);
     world_close(&w);
 }
@@ -356,6 +358,7 @@ static void bad_batches_are_refused(void)
     CHECK(engine_step(w.e, b, &p, &r) == MT_ERR_INVALID && strstr(status_text(), "micro-batches"));
     b->n = 4;
     CHECK(engine_step(w.e, b, &p, &r) == MT_ERR_INVALID && strstr(status_text(), "targets"));
+    b->n = 5;
     world_batch_free(b);
     b = world_batch(1, 4, 25, 3, WORLD_VOCAB);
     CHECK(engine_step(w.e, b, &p, &r) == MT_ERR_INVALID && strstr(status_text(), "25 tokens"));

@@ -143,7 +143,7 @@ static void weights_arrive_while_the_unit_below_computes(void)
     close(fd);
     world_options o = training();
     world w;
-    o.slow_ns = 10000000;
+    o.slow_ns = 25000000;
     o.trace = path;
     world_open(&o, &w);
     step_batch *b = world_batch(1, 4, 24, 2, WORLD_VOCAB);
