@@ -154,7 +154,7 @@ static mt_status generate(generation *g)
         if (++made < g->q->max_tokens)
             st = engine_generate(g->s.engine, &token, 1, g->n_prompt + made - 1, g->logits, NULL);
     }
-    char shown[UTF8_ROOM];
+    char shown[UTF8_ROOM] = "";
     fwrite(shown, 1, (size_t)utf8_end(&g->out, shown), stdout);
     putchar('\n');
     clock_gettime(CLOCK_MONOTONIC, &b);

@@ -73,7 +73,7 @@ mt_status run_folder_open(run_manifest *run, run_folder *ret)
 
 mt_status run_folder_write_manifest(const run_manifest *run)
 {
-    char path[RUN_FOLDER_PATH], aside[RUN_FOLDER_PATH];
+    char path[RUN_FOLDER_PATH], aside[RUN_FOLDER_PATH] = "";
     mt_status st = join(run->output_dir, RUN_FOLDER_MANIFEST, path);
     if (st == MT_OK)
         st = join(run->output_dir, RUN_FOLDER_MANIFEST ".new", aside);
