@@ -3,7 +3,7 @@
  * How well steps of several model sizes keep the compute queue busy: tokens a second, what compute
  * waited for, and how much of its time the GEMMs alone would take at their measured speed.
  *
- *     bench-engine [STEPS [fp32|bf16]]        (MT_TEST_CPU_PLUGIN names the backend)
+ *     bench-engine [STEPS [fp32|bf16 [THREADS]]]     (MT_TEST_CPU_PLUGIN names the backend)
  */
 #include "tests/engine/world.h"
 
@@ -80,6 +80,7 @@ int main(int argc, char **argv)
     };
     int64_t steps = argc > 1 ? atoll(argv[1]) : 3;
     mt_dtype compute = argc > 2 && strcmp(argv[2], "bf16") == 0 ? MT_BF16 : MT_F32;
+    world_threads = argc > 3 ? atoi(argv[3]) : 0;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         bench(&sizes[i], steps < 1 ? 1 : steps, compute);
     return 0;

@@ -30,6 +30,8 @@ static void set_error(const char *fmt, ...)
     va_end(args);
 }
 
+int32_t world_threads = 2;
+
 const mt_backend *world_backend(void **ret_device)
 {
     static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR, set_error, log_write };
@@ -45,7 +47,7 @@ const mt_backend *world_backend(void **ret_device)
         if (!p || p->init(&host) < 0)
             world_fail("cannot load the CPU backend");
         backend = p->get_interface(MT_BACKEND_INTERFACE);
-        if (!backend || backend->open(0, 2, &device) < 0)
+        if (!backend || backend->open(0, world_threads, &device) < 0)
             world_fail("cannot open the CPU device");
     }
     *ret_device = device;

@@ -31,6 +31,8 @@ typedef struct world {
     engine *e;
 } world;
 
+/* Threads of the backend: 2 unless set before the first world_backend; 0: all there are. */
+extern int32_t world_threads;
 const mt_backend *world_backend(void **ret_device);
 void world_model(const world_options *o, world *ret); /* only ret->m */
 /* Ends the program when anything fails. Defaults: fp32, 4 micro-batches of 24 tokens in at most 4
