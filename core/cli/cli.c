@@ -12,8 +12,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- help ------------------------------------------------------------------------------------ */
 
@@ -159,20 +157,7 @@ int cli_exit(mt_status st)
 
 mt_status cli_find_plugins(const cli_list *dirs)
 {
-    const char *all[CLI_MAX_PLUGIN_DIRS + 1];
-    static char beside[4096];
-    int32_t n = dirs->n;
-    memcpy(all, dirs->item, sizeof dirs->item);
-    ssize_t length = readlink("/proc/self/exe", beside, sizeof beside - 16);
-    if (length > 0) {
-        struct stat st;
-        beside[length] = '\0';
-        char *slash = strrchr(beside, '/');
-        strcpy(slash ? slash + 1 : beside, "plugins");
-        if (stat(beside, &st) == 0 && S_ISDIR(st.st_mode))
-            all[n++] = beside;
-    }
-    return registry_init(all, n);
+    return registry_init(dirs->item, dirs->n);
 }
 
 int cli_read_run(const cli_command *self, char **words, int n_words, run_manifest **ret)

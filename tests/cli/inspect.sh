@@ -19,6 +19,16 @@ expect 0 'all tests passed' 'gradients of every template' -- plugins check "$bui
 expect 0 'all tests passed' -- plugins check "$build/plugins/adamw.so"
 expect 1 'some tests failed' -- plugins check "$build/plugins/nothing.so"
 
+# A folder of MEGATRAIN_PLUGIN_PATH comes before the plugins that came with the program, and one of
+# --plugin-dir before both.
+mkdir mine given
+chmod go-w . mine given
+cp "$build"/plugins/llama.so "$build"/plugins/llama.yaml mine
+cp mine/* given
+MEGATRAIN_PLUGIN_PATH=$scratch/mine expect 0 "object       $scratch/mine/llama.so" -- plugins info llama
+MEGATRAIN_PLUGIN_PATH=$scratch/mine expect 0 "object       $scratch/given/llama.so" -- \
+    plugins info llama --plugin-dir "$scratch/given"
+
 expect 0 'commands:' -- --help
 for command in train plan generate eval inspect plugins version; do
     expect 0 "usage: megatrain $command" 'example' -- $command --help
