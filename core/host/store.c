@@ -5,9 +5,9 @@
  */
 #include "store.h"
 
+#include "../base/rng.h"
 #include "../base/status.h"
 
-#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -209,38 +209,6 @@ uint64_t store_hash(const store *s)
 /* ---- random initialisation -------------------------------------------------------------------
  */
 
-/* Philox4x32-10 (Salmon et al., SC 2011): a counter in, 128 random bits out, so that every element
- * has its number whatever the order in which elements are drawn. */
-static void philox(uint64_t key, uint64_t counter, uint64_t stream, uint32_t ret[4])
-{
-    uint32_t x0 = (uint32_t)counter, x1 = (uint32_t)(counter >> 32);
-    uint32_t x2 = (uint32_t)stream, x3 = (uint32_t)(stream >> 32);
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++) {
-        uint64_t a = (uint64_t)0xD2511F53u * x0, b = (uint64_t)0xCD9E8D57u * x2;
-        uint32_t y0 = (uint32_t)(b >> 32) ^ x1 ^ k0, y2 = (uint32_t)(a >> 32) ^ x3 ^ k1;
-        x1 = (uint32_t)b;
-        x3 = (uint32_t)a;
-        x0 = y0;
-        x2 = y2;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    ret[0] = x0;
-    ret[1] = x1;
-    ret[2] = x2;
-    ret[3] = x3;
-}
-
-/* Two standard normals from 64 random bits (Box and Muller); the first uniform is never 0. */
-static void normals(uint32_t a, uint32_t b, float *ret0, float *ret1)
-{
-    double r = sqrt(-2.0 * log(((double)a + 0.5) * 0x1p-32));
-    double angle = 6.283185307179586 * ((double)b * 0x1p-32);
-    *ret0 = (float)(r * cos(angle));
-    *ret1 = (float)(r * sin(angle));
-}
-
 enum { INIT_CHUNK = 1 << 18 };
 
 typedef struct init_job {
@@ -255,29 +223,24 @@ static int64_t init_chunks(const model_param *p)
 
 static void init_chunk(void *arg, int64_t chunk)
 {
+    enum { PIECE = 256 };
     const init_job *job = arg;
     const model_param *p = job->s->m->params;
     for (; chunk >= init_chunks(p); p++)
         chunk -= init_chunks(p);
-    uint64_t stream = XXH3_64bits(p->name, strlen(p->name));
+    uint64_t key = rng_key(job->seed, p->name);
     int64_t first = chunk * INIT_CHUNK;
     int64_t end = first + INIT_CHUNK < p->elems ? first + INIT_CHUNK : p->elems;
-    uint16_t *plane_hi = job->s->units[p->unit].hi + p->offset;
-    int16_t *plane_lo = job->s->units[p->unit].lo + p->offset;
-    for (int64_t i = first; i < end; i += 4) {
-        float x[4] = { 0 };
-        if (p->init == MT_INIT_ONES) {
-            x[0] = x[1] = x[2] = x[3] = 1.0f;
-        } else if (p->init == MT_INIT_NORMAL) {
-            uint32_t r[4];
-            philox(job->seed, (uint64_t)i / 4, stream, r);
-            normals(r[0], r[1], &x[0], &x[1]);
-            normals(r[2], r[3], &x[2], &x[3]);
-            for (int k = 0; k < 4; k++)
-                x[k] *= p->init_std;
-        }
-        for (int64_t k = i; k < end && k < i + 4; k++)
-            mt_split_f32(x[k - i], &plane_hi[k], &plane_lo[k]);
+    uint16_t *hi = job->s->units[p->unit].hi + p->offset;
+    int16_t *lo = job->s->units[p->unit].lo + p->offset;
+    for (int64_t i = first; i < end; i += PIECE) {
+        float x[PIECE] = { 0 };
+        int64_t n = end - i < PIECE ? end - i : PIECE;
+        if (p->init == MT_INIT_NORMAL)
+            rng_normals(key, (uint64_t)i, n, x);
+        for (int64_t k = 0; k < n; k++)
+            mt_split_f32(p->init == MT_INIT_ONES ? 1.0f : x[k] * p->init_std, &hi[i + k],
+                         &lo[i + k]);
     }
 }
 
