@@ -82,25 +82,26 @@ static mt_status head(mt_builder *b, const void *arch, const void *arg)
     return MT_OK;
 }
 
-/* A count of at least 1. */
-static mt_status count(const mt_config *c, const char *key, int64_t fallback, int64_t *ret)
+/* From 1 to `most`; `unset` where the key is absent. */
+static mt_status count(const mt_config *c, const char *key, int64_t unset, int most, int64_t *ret)
 {
-    mt_status s = mt_config_int(c, key, fallback, ret);
-    return s || *ret > 0 ? s : c->reject(c, key, "must be at least 1, found %lld", (long long)*ret);
+    mt_status s = mt_config_int(c, key, unset, ret);
+    bool bad = s == MT_OK && (*ret < 1 || *ret > most);
+    return bad ? c->reject(c, key, "must be 1 to %d, found %lld", most, (long long)*ret) : s;
 }
 
 static mt_status read_config(const mt_config *c, llama *m)
 {
     mt_status s;
     const char *act;
-    if ((s = count(c, "vocab_size", 32000, &m->vocab)) ||
-        (s = count(c, "hidden_size", 4096, &m->hidden)) ||
-        (s = count(c, "intermediate_size", 11008, &m->intermediate)) ||
-        (s = count(c, "num_hidden_layers", 32, &m->layers)) ||
-        (s = count(c, "num_attention_heads", 32, &m->heads)) ||
-        (s = count(c, "num_key_value_heads", m->heads, &m->kv_heads)) ||
-        (s = count(c, "head_dim", m->hidden / m->heads, &m->head_dim)) ||
-        (s = count(c, "max_position_embeddings", 2048, &m->positions)) ||
+    if ((s = count(c, "vocab_size", 32000, INT32_MAX, &m->vocab)) ||
+        (s = count(c, "hidden_size", 4096, INT32_MAX, &m->hidden)) ||
+        (s = count(c, "intermediate_size", 11008, INT32_MAX, &m->intermediate)) ||
+        (s = count(c, "num_hidden_layers", 32, 10000, &m->layers)) ||
+        (s = count(c, "num_attention_heads", 32, INT32_MAX, &m->heads)) ||
+        (s = count(c, "num_key_value_heads", m->heads, INT32_MAX, &m->kv_heads)) ||
+        (s = count(c, "head_dim", m->hidden / m->heads, INT32_MAX, &m->head_dim)) ||
+        (s = count(c, "max_position_embeddings", 2048, INT32_MAX, &m->positions)) ||
         (s = mt_config_float(c, "rms_norm_eps", 1e-6, &m->eps)) ||
         (s = mt_config_float(c, "initializer_range", 0.02, &m->init_std)) ||
         (s = mt_config_bool(c, "attention_bias", false, &m->attention_bias)) ||

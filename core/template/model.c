@@ -72,6 +72,9 @@ static int32_t add_template(mt_model *mm, const char *name, mt_build_fn build, c
     return k->n_tpls++;
 }
 
+/* A wrong number of layers must not eat the memory before anything can be refused. */
+enum { MAX_UNITS = 1 << 16 };
+
 static void add_unit(mt_model *mm, const char *name, int32_t tpl_index, const char *prefix)
 {
     maker *k = (maker *)mm;
@@ -80,6 +83,13 @@ static void add_unit(mt_model *mm, const char *name, int32_t tpl_index, const ch
     if (tpl_index < 0 || tpl_index >= k->n_tpls) {
         k->status =
             status_set(MT_ERR_INVALID, "unit '%s': there is no template %d", name, tpl_index);
+        return;
+    }
+    if (k->n_units == MAX_UNITS) {
+        k->status = status_set(MT_ERR_INVALID,
+                               "unit '%s' is one more than the %d that a model may "
+                               "have; is the number of layers right?",
+                               name, MAX_UNITS);
         return;
     }
     pending_unit *units = grow(k, k->units, k->n_units, &k->cap_units, sizeof *units);

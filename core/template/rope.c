@@ -102,6 +102,8 @@ static mt_status scale_yarn(source *s, double theta, mt_rope_attr *a)
                          : yarn_gain(factor, 1);
     if ((status = mt_config_float(c, key(s, "attention_factor"), derived, &gain)) != MT_OK)
         return status;
+    if (!(gain > 0))
+        return c->reject(c, key(s, "attention_factor"), "must be above 0, found %g", gain);
     a->attention_factor = (float)gain;
 
     int d = a->rotary_dim;
@@ -123,6 +125,16 @@ static mt_status scale_yarn(source *s, double theta, mt_rope_attr *a)
     return MT_OK;
 }
 
+/* Anything but a map holds no scaling that could be read, and dropping it would go unnoticed. */
+static bool is_map(const mt_config *c, const char *section)
+{
+    const char *text;
+    double number;
+    bool truth;
+    return c->length(c, section) == 0 && c->get_string(c, section, &text) != MT_OK &&
+           c->get_float(c, section, &number) != MT_OK && c->get_bool(c, section, &truth) != MT_OK;
+}
+
 mt_status rope_from_config(const mt_config *c, double theta, int64_t head_dim, mt_rope_attr *ret)
 {
     source s = { .c = c };
@@ -138,18 +150,28 @@ mt_status rope_from_config(const mt_config *c, double theta, int64_t head_dim, m
         return status;
     const char *type = "default";
     if (s.section) {
+        if (!is_map(c, s.section))
+            return c->reject(c, s.section,
+                             "must be a map with rope_type and the keys of that type");
         if ((status = mt_config_float(c, key(&s, "rope_theta"), theta, &theta)) != MT_OK ||
             (status = mt_config_float(c, key(&s, "partial_rotary_factor"), share, &share)) !=
                 MT_OK ||
             (status = mt_config_string(c, key(&s, "type"), type, &type)) != MT_OK ||
             (status = mt_config_string(c, key(&s, "rope_type"), type, &type)) != MT_OK)
             return status;
+        if (!c->has(c, key(&s, "type")) && !c->has(c, key(&s, "rope_type")) &&
+            c->has(c, key(&s, "factor")))
+            return c->reject(c, s.section,
+                             "has a factor but no rope_type; expected one of linear, llama3, yarn");
         if (c->has(c, key(&s, "full_attention")) || c->has(c, key(&s, "sliding_attention")))
             return c->reject(c, s.section,
                              "frequencies per layer type are not offered for this model type");
     }
     if (!(theta > 1))
         return c->reject(c, "rope_theta", "must be above 1, found %g", theta);
+    if (head_dim > 2 * MT_ROPE_MAX_FREQ / share && share > 0)
+        return c->reject(c, "head_dim", "%lld is too large: expected at most %d rotary columns",
+                         (long long)head_dim, 2 * MT_ROPE_MAX_FREQ);
     if (!(share > 0 && share <= 1))
         return c->reject(c, "partial_rotary_factor", "must be above 0 and at most 1, found %g",
                          share);

@@ -187,6 +187,10 @@ static void refusals(void)
     refused("rope_scaling: {rope_type: dynamic, factor: 2.0}\n", "dynamic");
     refused("rope_scaling: {type: longrope, factor: 2.0}\n", "longrope");
     refused("rope_scaling: {rope_type: linear}\n", "factor");
+    refused("rope_scaling: {factor: 2.0}\n", "no rope_type");
+    refused("rope_scaling: llama3\n", "must be a map");
+    refused("rope_scaling: [llama3]\n", "must be a map");
+    refused("rope_scaling: {rope_type: yarn, factor: 2.0, attention_factor: -1}\n", "above 0");
     refused("rope_scaling: {rope_type: linear, factor: 0.5}\n", "factor");
     refused("rope_scaling: {rope_type: llama3, factor: 8.0, low_freq_factor: 1.0,\n"
             "  high_freq_factor: 4.0}\n",
