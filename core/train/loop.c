@@ -42,6 +42,12 @@ void train_catch_signals(void)
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    /* A closed terminal stops a run as gently, unless nohup asked otherwise. */
+    struct sigaction hangup;
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
+    /* Whoever read the messages may go away; the run goes on. */
+    signal(SIGPIPE, SIG_IGN);
     /* A file-size limit is an error to report, like a full disk, not a reason to die. */
     signal(SIGXFSZ, SIG_IGN);
 }

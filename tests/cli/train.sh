@@ -72,6 +72,22 @@ check 'SIGTERM and resume: the checkpoint' \
     same_checkpoint long/checkpoints/step-000240 stopped/checkpoints/step-000240
 check 'SIGTERM and resume: the metrics' diff <(timeless long/metrics.jsonl) <(timeless stopped/metrics.jsonl)
 
+hung_up=("${long[@]}" output_dir=hung-up)
+(
+    exec 2>&1
+    "$megatrain" train run.yaml "${hung_up[@]}" & # its messages go into a pipe that closes
+    echo $! >pid
+    wait $!
+    echo $? >rc
+) | head -n 1 >out &
+wait_for has_lines 20 hung-up/metrics.jsonl
+kill -HUP "$(cat pid)"
+wait
+check 'SIGHUP and a closed pipe: exit code 75' test "$(cat rc)" = 75
+expect 0 'resuming from' 'finished: step 240 of 240' -- train run.yaml "${hung_up[@]}"
+check 'SIGHUP and resume: the checkpoint' \
+    same_checkpoint long/checkpoints/step-000240 hung-up/checkpoints/step-000240
+
 twice=("${long[@]}" output_dir=twice)
 "$megatrain" train run.yaml "${twice[@]}" >out 2>&1 &
 pid=$!
