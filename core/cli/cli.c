@@ -72,6 +72,9 @@ static int set_value(const cli_command *self, const cli_option *o, const char *t
 {
     char *end = NULL;
     errno = 0;
+    if (!*text)
+        return cli_usage(self, "--%s is empty; it needs a value: --%s %s", o->name, o->name,
+                         o->arg ? o->arg : "");
     switch (o->kind) {
     case CLI_FLAG:
         return cli_usage(self, "--%s takes no value, but '%s' was given", o->name, text);

@@ -24,7 +24,7 @@ typedef struct request {
 } request;
 
 /* The text loader's tokenizer: one token a byte. */
-enum { BYTE_VOCAB = 256 };
+enum { BYTE_VOCAB = 256, MAX_TOKENS = 1 << 30, MAX_THREADS = 4096 };
 #define BYTE_TOKENIZER "text"
 
 typedef struct generation {
@@ -77,14 +77,18 @@ static mt_status encode_prompt(generation *g)
     if (!g->prompt)
         return status_nomem("the prompt", (size_t)n * sizeof *g->prompt);
     g->n_prompt = g->tokenizer->encode(g->tok, g->q->prompt, bytes, g->prompt, n);
-    int64_t context = g->n_prompt + g->q->max_tokens;
-    if (g->s.model->max_positions > 0 && context > g->s.model->max_positions)
+    int64_t positions = g->s.model->max_positions;
+    if (positions > 0 && g->n_prompt >= positions)
+        return status_set(MT_ERR_INVALID,
+                          "the prompt has %lld tokens, which leaves none of the model's %lld "
+                          "positions to generate; shorten it to %lld at most",
+                          (long long)g->n_prompt, (long long)positions, (long long)(positions - 1));
+    if (positions > 0 && g->q->max_tokens > positions - g->n_prompt)
         return status_set(MT_ERR_INVALID,
                           "%lld tokens of prompt and %lld to generate are more than the model's "
                           "%lld positions; lower --max-tokens to %lld or shorten the prompt",
-                          (long long)g->n_prompt, (long long)g->q->max_tokens,
-                          (long long)g->s.model->max_positions,
-                          (long long)(g->s.model->max_positions - g->n_prompt));
+                          (long long)g->n_prompt, (long long)g->q->max_tokens, (long long)positions,
+                          (long long)(positions - g->n_prompt));
     return MT_OK;
 }
 
@@ -221,8 +225,12 @@ static int run_generate(const cli_command *self, int argc, char **argv)
     int words = 0, rc = cli_parse(self, options, argc, argv, &words);
     if (rc == CLI_GO_ON && words != 1)
         rc = cli_usage(self, words ? "one model at a time" : "which model?");
-    if (rc == CLI_GO_ON && q.max_tokens < 1)
-        rc = cli_usage(self, "--max-tokens must be at least 1, not %lld", (long long)q.max_tokens);
+    if (rc == CLI_GO_ON && (q.max_tokens < 1 || q.max_tokens > MAX_TOKENS))
+        rc = cli_usage(self, "--max-tokens must be from 1 to %d, not %lld", MAX_TOKENS,
+                       (long long)q.max_tokens);
+    if (rc == CLI_GO_ON && (q.threads < 0 || q.threads > MAX_THREADS))
+        rc = cli_usage(self, "--threads must be from 0 (all) to %d, not %lld", MAX_THREADS,
+                       (long long)q.threads);
     if (rc != CLI_GO_ON)
         return rc;
     q.model = argv[0];

@@ -429,7 +429,7 @@ static mt_status check_schedule(const reader *in)
 {
     const mt_config *c = in->train;
     const run_manifest *r = in->run;
-    mt_status s = check_exclusive(c, "max_steps", "num_train_epochs");
+    mt_status s = r->max_steps ? check_exclusive(c, "max_steps", "num_train_epochs") : MT_OK;
     if (s == MT_OK)
         s = check_exclusive(c, "warmup_steps", "warmup_ratio");
     if (s != MT_OK)
