@@ -34,8 +34,11 @@ static void print_summary(const session *s, const run_manifest *run)
 static void print_end(const run_manifest *run, const train_outcome *o, mt_status st)
 {
     if (st == MT_ERR_STOPPED) {
-        log_write(MT_LOG_INFO, "stopped after step %lld of %lld; the same command goes on",
-                  (long long)o->step, (long long)o->steps);
+        const char *from = run->resume_from_checkpoint;
+        bool named = strcmp(from, "auto") != 0 && strcmp(from, "none") != 0;
+        log_write(MT_LOG_INFO, "stopped after step %lld of %lld; the same command goes on%s",
+                  (long long)o->step, (long long)o->steps,
+                  named ? " with checkpoint.resume_from_checkpoint=auto" : "");
     } else {
         log_write(MT_LOG_INFO, "finished: step %lld of %lld", (long long)o->step,
                   (long long)o->steps);

@@ -257,12 +257,17 @@ static mt_status write_state_file(const store *s, const checkpoint_state *state,
          json_object_set(root, "states", specs) == 0 &&
          json_object_set(root, "weights", weights) == 0 &&
          json_object_set(root, "optimizer", states) == 0;
+    char sum[17];
+    if (ok && (status = checkpoint_state_sum(root, sum)))
+        goto out;
+    ok = ok && json_object_set_new(root, "checksum", json_string(sum)) == 0;
     char *text = ok ? json_dumps(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
     if (text)
         status = files_write(path, text, strlen(text));
     else
         status = status_nomem("state.json", 0);
     free(text);
+out:
     json_decref(specs);
     json_decref(root);
     return status;

@@ -18,13 +18,18 @@ enum { CHECKPOINT_VERSION = 1 };
 /* state.json as a tree:
  *   format, version, step, optimizer_step, tokens, targets, skipped_in_a_row: integers
  *   seed: a decimal string (it has 64 bits); best_validation_loss: a number, or "inf" ...
- *   data: { epoch, index, offset }
+ *   data: { epoch, index, offset, epoch_documents, epoch_tokens }
  *   model_type, weights_dtype ("fp32"), weights_only
  *   states: [{ name, dtype }]
- *   weights, optimizer: { tensor: XXH3-64 of its bytes in the file, 16 hex digits } */
+ *   weights, optimizer: { tensor: XXH3-64 of its bytes in the file, 16 hex digits }
+ *   checksum: XXH3-64 of all the others, 16 hex digits */
 json_t *checkpoint_state_pack(const checkpoint_state *state);
 /* `path` is for messages. */
 mt_status checkpoint_state_unpack(const json_t *root, const char *path, checkpoint_state *ret);
+
+/* The checksum of everything in the tree but "checksum" itself, which does not depend on how the
+ * file is laid out. */
+mt_status checkpoint_state_sum(const json_t *root, char ret[17]);
 
 /* Reads FOLDER/state.json and checks format and version; MT_ERR_NOT_FOUND without the file. */
 mt_status checkpoint_read_state(const char *folder, json_t **ret);

@@ -27,26 +27,29 @@ json_t *checkpoint_state_pack(const checkpoint_state *s)
 {
     char seed[32];
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)s->seed);
-    return json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I}, s:s, s:o, s:I}", "format",
-                     CHECKPOINT_FORMAT, "version", CHECKPOINT_VERSION, "step", (json_int_t)s->step,
-                     "optimizer_step", (json_int_t)s->optimizer_step, "tokens",
+    return json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:s, s:o, s:I}",
+                     "format", CHECKPOINT_FORMAT, "version", CHECKPOINT_VERSION, "step",
+                     (json_int_t)s->step, "optimizer_step", (json_int_t)s->optimizer_step, "tokens",
                      (json_int_t)s->tokens, "targets", (json_int_t)s->targets, "data", "epoch",
                      (json_int_t)s->data.epoch, "index", (json_int_t)s->data.index, "offset",
-                     (json_int_t)s->data.offset, "seed", seed, "best_validation_loss",
-                     pack_real(s->best_validation_loss), "skipped_in_a_row",
+                     (json_int_t)s->data.offset, "epoch_documents", (json_int_t)s->epoch_documents,
+                     "epoch_tokens", (json_int_t)s->epoch_tokens, "seed", seed,
+                     "best_validation_loss", pack_real(s->best_validation_loss), "skipped_in_a_row",
                      (json_int_t)s->skipped_in_a_row);
 }
 
 mt_status checkpoint_state_unpack(const json_t *root, const char *path, checkpoint_state *ret)
 {
     json_error_t error;
-    json_int_t step, optimizer_step, tokens, targets, epoch, index, offset, skipped;
+    json_int_t step, optimizer_step, tokens, targets, epoch, index, offset, documents, epoch_tokens,
+        skipped;
     const char *seed;
     json_t *best;
     if (json_unpack_ex((json_t *)root, &error, 0,
-                       "{s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I}, s:s, s:o, s:I}", "step", &step,
-                       "optimizer_step", &optimizer_step, "tokens", &tokens, "targets", &targets,
-                       "data", "epoch", &epoch, "index", &index, "offset", &offset, "seed", &seed,
+                       "{s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:s, s:o, s:I}", "step",
+                       &step, "optimizer_step", &optimizer_step, "tokens", &tokens, "targets",
+                       &targets, "data", "epoch", &epoch, "index", &index, "offset", &offset,
+                       "epoch_documents", &documents, "epoch_tokens", &epoch_tokens, "seed", &seed,
                        "best_validation_loss", &best, "skipped_in_a_row", &skipped) < 0)
         return status_set(MT_ERR_FORMAT, "%s/" CHECKPOINT_STATE_FILE ": %s; the file is damaged",
                           path, error.text);
@@ -65,10 +68,42 @@ mt_status checkpoint_state_unpack(const json_t *root, const char *path, checkpoi
                                .tokens = tokens,
                                .targets = targets,
                                .data = { epoch, index, offset },
+                               .epoch_documents = documents,
+                               .epoch_tokens = epoch_tokens,
                                .seed = seed_value,
                                .best_validation_loss = best_value,
                                .skipped_in_a_row = skipped };
     return MT_OK;
+}
+
+mt_status checkpoint_state_sum(const json_t *root, char ret[17])
+{
+    json_t *copy = json_copy((json_t *)root);
+    if (copy)
+        json_object_del(copy, "checksum");
+    char *text =
+        copy ? json_dumps(copy, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(17)) : NULL;
+    json_decref(copy);
+    if (!text)
+        return status_nomem("the checksum of " CHECKPOINT_STATE_FILE, 0);
+    snprintf(ret, 17, "%016llx", (unsigned long long)XXH3_64bits(text, strlen(text)));
+    free(text);
+    return MT_OK;
+}
+
+static mt_status check_state_sum(const json_t *root, const char *path)
+{
+    char sum[17];
+    mt_status status = checkpoint_state_sum(root, sum);
+    if (status)
+        return status;
+    const char *want = json_string_value(json_object_get(root, "checksum"));
+    if (want && strcmp(want, sum) == 0)
+        return MT_OK;
+    return status_set(MT_ERR_FORMAT,
+                      "%s/" CHECKPOINT_STATE_FILE ": its values have checksum %s, expected %s; the "
+                      "file is damaged or was changed: use another checkpoint",
+                      path, sum, want ? want : "none");
 }
 
 mt_status checkpoint_read_state(const char *folder, json_t **ret)
@@ -338,7 +373,8 @@ mt_status checkpoint_load(store *s, const char *path, const mt_weights *format,
     mt_status status = checkpoint_read_state(path, &root);
     if (status)
         return status;
-    if ((status = checkpoint_state_unpack(root, path, &state)))
+    if ((status = checkpoint_state_unpack(root, path, &state)) ||
+        (status = check_state_sum(root, path)))
         goto out;
     if (s->n_states && (status = check_states(s, root, path)))
         goto out;

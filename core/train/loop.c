@@ -19,6 +19,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -195,6 +196,45 @@ static mt_status save(loop *l)
     return MT_OK;
 }
 
+/* Does the run go on with the data, and in the folder, that the checkpoint belongs to? */
+static mt_status check_resumed(const loop *l)
+{
+    const run_manifest *run = l->run;
+    const session *s = l->s;
+    const mt_config *c = config_section(run->config, "");
+    if (l->state.seed != (uint64_t)run->seed)
+        return c->reject(c, "seed",
+                         "is %lld, but %s was begun with %llu, so the data would come in "
+                         "another order; set seed: %llu, or start anew in another output_dir",
+                         (long long)run->seed, l->folder.resume, (unsigned long long)l->state.seed,
+                         (unsigned long long)l->state.seed);
+    if (l->state.epoch_documents != s->epoch_documents ||
+        l->state.epoch_tokens != s->epoch_tokens) {
+        c = config_section(run->config, "data");
+        return c->reject(c, "files",
+                         "and the other keys of the section give an epoch of %lld tokens in %lld "
+                         "pieces, but %s was trained on %lld in %lld; go on with the same data, "
+                         "or start anew from these weights (model: %s) in another output_dir",
+                         (long long)s->epoch_tokens, (long long)s->epoch_documents,
+                         l->folder.resume, (long long)l->state.epoch_tokens,
+                         (long long)l->state.epoch_documents, l->folder.resume);
+    }
+    /* Later steps of this folder would be mixed with those of this run, and be resumed next. */
+    char newest[RUN_FOLDER_PATH];
+    mt_status st = checkpoint_latest(l->folder.checkpoints, newest, sizeof newest);
+    if (st == MT_ERR_NOT_FOUND)
+        return MT_OK;
+    const char *dash = st == MT_OK ? strrchr(newest, '-') : NULL;
+    if (dash && strtoll(dash + 1, NULL, 10) > l->state.step) {
+        c = config_section(run->config, "checkpoint");
+        return c->reject(c, "resume_from_checkpoint",
+                         "goes back to step %lld (%s), but %s holds %s; go on from that one with "
+                         "auto, name another output_dir, or remove what is later",
+                         (long long)l->state.step, l->folder.resume, run->output_dir, newest);
+    }
+    return st;
+}
+
 /* Weights, states and position of a new or of a resumed run. */
 static mt_status begin(loop *l)
 {
@@ -205,14 +245,8 @@ static mt_status begin(loop *l)
         st = checkpoint_load(l->s->store, l->folder.resume, l->format, &l->state);
         if (st != MT_OK)
             return status_prefix(st, "cannot resume");
-        if (l->state.seed != (uint64_t)run->seed) {
-            const mt_config *c = config_section(run->config, "");
-            return c->reject(c, "seed",
-                             "is %lld, but %s was begun with %llu, so the data would come in "
-                             "another order; set seed: %llu, or start anew in another output_dir",
-                             (long long)run->seed, l->folder.resume,
-                             (unsigned long long)l->state.seed, (unsigned long long)l->state.seed);
-        }
+        if ((st = check_resumed(l)) != MT_OK)
+            return st;
         st = data_seek(l->s->train, l->state.data);
         if (st != MT_OK)
             return status_prefix(st, "cannot resume from %s", l->folder.resume);
@@ -221,8 +255,10 @@ static mt_status begin(loop *l)
                   (long long)l->state.step, (long long)l->schedule.total,
                   l->state.step >= l->schedule.total ? "; nothing is left to do" : "");
     } else {
-        l->state =
-            (checkpoint_state){ .seed = (uint64_t)run->seed, .best_validation_loss = INFINITY };
+        l->state = (checkpoint_state){ .seed = (uint64_t)run->seed,
+                                       .epoch_documents = l->s->epoch_documents,
+                                       .epoch_tokens = l->s->epoch_tokens,
+                                       .best_validation_loss = INFINITY };
         if (run->from_scratch) {
             session_load_weights(l->s, "", (uint64_t)run->seed);
             log_write(MT_LOG_INFO, "new run: random weights, seed %lld", (long long)run->seed);

@@ -38,17 +38,30 @@ static bool parse_line(const char *line, size_t n, int64_t *ret_step, bool *ret_
     return ok;
 }
 
-/* Where the lines end that this run would have written up to its checkpoint. */
-static int64_t find_cut(FILE *f, const metrics_resume *r, bool *ret_has_eval)
+/* Where the lines end that this run would have written up to its checkpoint. Only the last line
+ * can have been cut by a crash; cutting at another damaged one would take good lines along. */
+static mt_status find_cut(const metrics *m, const metrics_resume *r, int64_t *ret_keep,
+                          bool *ret_has_eval)
 {
+    FILE *f = m->file;
+    mt_status st = MT_OK;
     char *line = NULL;
     size_t room = 0;
-    int64_t keep = 0;
+    int64_t keep = 0, number = 0;
     ssize_t n;
     while ((n = getline(&line, &room, f)) > 0) {
         int64_t step = 0;
         bool is_eval = false;
-        if (!parse_line(line, (size_t)n, &step, &is_eval) || step > r->step)
+        number++;
+        if (!parse_line(line, (size_t)n, &step, &is_eval)) {
+            if (getline(&line, &room, f) > 0)
+                st = status_set(MT_ERR_FORMAT,
+                                "%s:%lld: is no line of metrics, but others follow; mend the file "
+                                "or move it elsewhere",
+                                m->path, (long long)number);
+            break;
+        }
+        if (step > r->step)
             break;
         if (is_eval && step == r->step && !r->eval_is_due)
             break;
@@ -56,7 +69,8 @@ static int64_t find_cut(FILE *f, const metrics_resume *r, bool *ret_has_eval)
         keep += n;
     }
     free(line);
-    return keep;
+    *ret_keep = keep;
+    return st;
 }
 
 mt_status metrics_open(const char *path, const metrics_resume *resume, metrics **ret,
@@ -87,7 +101,9 @@ mt_status metrics_open(const char *path, const metrics_resume *resume, metrics *
                         path);
         goto out;
     }
-    int64_t keep = resume ? find_cut(m->file, resume, &has_eval) : 0;
+    int64_t keep = 0;
+    if (resume && (st = find_cut(m, resume, &keep, &has_eval)) != MT_OK)
+        goto out;
     if (ftruncate(fd, keep) != 0 || fseeko(m->file, keep, SEEK_SET) != 0) {
         st = status_set(MT_ERR_IO, "%s: cannot cut to %lld bytes: %s", path, (long long)keep,
                         strerror(errno));

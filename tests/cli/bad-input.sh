@@ -38,6 +38,28 @@ expect 1 'odd.yaml:7:' -- inspect odd.yaml
 with 's/^train:/train:\n  eval_steps: 5/; s/^  eval_steps: 5$/&/'
 expect 1 'bad.yaml:' 'eval_steps' -- train bad.yaml # given twice
 
+# Sizes that would fill the memory before anything could be refused.
+sed 's/num_hidden_layers: 2/num_hidden_layers: 1000000000000/' model.yaml >deep.yaml
+expect 1 'deep.yaml:5:' '1000000000000' -- inspect deep.yaml
+sed 's/num_attention_heads: 4/num_attention_heads: 8589934592/' model.yaml >many.yaml
+expect 1 'many.yaml:6:' '8589934592' -- inspect many.yaml
+
+# RoPE scaling that cannot be read must not be dropped.
+for scaling in 'llama3' '[llama3]' '{factor: 2}'; do
+    printf 'rope_scaling: %s\n' "$scaling" | cat model.yaml - >scaled.yaml
+    expect 1 'scaled.yaml:9:' 'rope_scaling' 'rope_type' -- inspect scaled.yaml
+done
+
+# ---- the command line ----------------------------------------------------------------------------
+
+expect 2 '--checkpoint is empty' -- eval run.yaml --checkpoint=
+expect 2 '--max-tokens must be from 1' -- generate run --max-tokens 9223372036854775807
+expect 2 '--threads must be from 0' -- generate run --threads -1
+expect 1 'shorten it to 127' -- generate run --prompt "$(head -c 200 text.txt)" --max-tokens 1
+expect 1 '/nowhere/trace' 'cannot write the trace' -- train run.yaml output_dir=new --trace /nowhere/trace
+expect 0 'finished' -- train run.yaml output_dir=new train.max_steps=0 train.num_train_epochs=0.02
+rm -rf new
+
 # ---- data ------------------------------------------------------------------------------------------
 
 with 's/text.txt/missing.txt/'
@@ -127,6 +149,29 @@ expect 1 'bad.yaml:4:' "$readonly_folder" 'name a folder that you can write to' 
 expect 1 'run.yaml:4:' 'step-000004' 'name another folder' -- train run.yaml checkpoint.resume_from_checkpoint=none
 expect 1 'seed' 'set seed: 3' -- train run.yaml seed=4
 expect 1 -- train run.yaml checkpoint.resume_from_checkpoint=nowhere
+
+# Other data than that of the checkpoint would be trained on from the middle, unnoticed.
+head -c 9000 text.txt >less.txt
+expect 1 'data' 'go on with the same data' -- train run.yaml data.files=less.txt
+expect 1 'data' 'go on with the same data' -- train run.yaml data.max_seq_len=32
+
+# Values of state.json that make sense but are not what was saved.
+rm -rf changed && cp -r run changed
+sed -i 's/"optimizer_step": 4/"optimizer_step": 5/' changed/checkpoints/step-000004/state.json
+expect 1 'state.json: its values have checksum' -- train run.yaml output_dir=changed
+
+# Going back within a folder would mix two runs.
+rm -rf changed && cp -r run changed
+expect 0 'finished' -- train run.yaml output_dir=changed train.max_steps=6
+expect 1 'goes back to step 4' 'step-000006' -- train run.yaml output_dir=changed \
+    checkpoint.resume_from_checkpoint=run/checkpoints/step-000004
+check 'what was there is still there' test -s changed/checkpoints/step-000006/state.json
+
+# A damaged line of metrics must not take those behind it along.
+sed -i '2s/^./x/' changed/metrics.jsonl
+cp changed/metrics.jsonl before
+expect 1 'metrics.jsonl:2:' 'mend the file' -- train run.yaml output_dir=changed
+check 'the metrics are as they were' cmp before changed/metrics.jsonl
 
 # A file-size limit stands for a full disk: the write fails where the file grows past it.
 cp -r run full
