@@ -53,6 +53,11 @@ static mt_status evaluate(run_manifest *run, const char *checkpoint, session *s)
         log_write(MT_LOG_INFO, "evaluating %s", path);
     if (st == MT_OK)
         st = train_evaluate(s, run, &loss, &targets, NULL);
+    if (st == MT_OK && !isfinite(loss))
+        st = status_set(MT_ERR_NUMERIC,
+                        "%s: the validation loss is %g: the weights are damaged or the precision "
+                        "is too low",
+                        path, loss);
     if (st == MT_OK)
         printf("validation loss %.6f nats/token, perplexity %.4f, %lld targets\n", loss, exp(loss),
                (long long)targets);
