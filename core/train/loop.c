@@ -174,8 +174,10 @@ static mt_status write_config(void *arg, const char *folder)
 
 static mt_status save(loop *l)
 {
+    /* While steps are skipped nothing gets better: older, maybe saner, weights stay. */
+    int64_t keep = l->state.skipped_in_a_row ? 0 : l->run->save_total_limit;
     const checkpoint_options options = { .folder = l->folder.checkpoints,
-                                         .keep = l->run->save_total_limit,
+                                         .keep = keep,
                                          .weights_only = l->run->weights_only,
                                          .weights_dtype = MT_F32,
                                          .model_type = l->s->source.model_type };
@@ -278,8 +280,7 @@ static mt_status begin(loop *l)
     }
 
     const metrics_resume resume = { l->state.step, eval_is_due(l, l->state.step) };
-    st = metrics_open(l->folder.metrics, l->folder.resume[0] ? &resume : NULL, &l->metrics,
-                      &has_eval);
+    st = metrics_cut(l->metrics, l->folder.resume[0] ? &resume : NULL, &has_eval);
     if (st == MT_OK)
         st = run_folder_write_manifest(run);
     l->ended = now();
@@ -420,7 +421,7 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
     }
     l.schedule = schedule_of_run(run, count_steps(s, run));
 
-    mt_status st = run_folder_open(run, &l.folder);
+    mt_status st = run_folder_open(run, &l.folder, &l.metrics);
     if (st == MT_OK)
         st = session_format(&l.format);
     if (st == MT_OK)

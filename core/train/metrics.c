@@ -73,11 +73,9 @@ static mt_status find_cut(const metrics *m, const metrics_resume *r, int64_t *re
     return st;
 }
 
-mt_status metrics_open(const char *path, const metrics_resume *resume, metrics **ret,
-                       bool *ret_has_eval)
+mt_status metrics_open(const char *path, metrics **ret)
 {
     mt_status st = MT_OK;
-    bool has_eval = false;
     metrics *m = calloc(1, sizeof *m);
     if (!m)
         return status_nomem("metrics", sizeof *m);
@@ -101,20 +99,25 @@ mt_status metrics_open(const char *path, const metrics_resume *resume, metrics *
                         path);
         goto out;
     }
-    int64_t keep = 0;
-    if (resume && (st = find_cut(m, resume, &keep, &has_eval)) != MT_OK)
-        goto out;
-    if (ftruncate(fd, keep) != 0 || fseeko(m->file, keep, SEEK_SET) != 0) {
-        st = status_set(MT_ERR_IO, "%s: cannot cut to %lld bytes: %s", path, (long long)keep,
-                        strerror(errno));
-        goto out;
-    }
     *ret = m;
-    *ret_has_eval = has_eval;
 out:
     if (st != MT_OK)
         metrics_close(m);
     return st;
+}
+
+mt_status metrics_cut(metrics *m, const metrics_resume *resume, bool *ret_has_eval)
+{
+    int64_t keep = 0;
+    bool has_eval = false;
+    mt_status st = resume ? find_cut(m, resume, &keep, &has_eval) : MT_OK;
+    if (st != MT_OK)
+        return st;
+    if (ftruncate(fileno(m->file), keep) != 0 || fseeko(m->file, keep, SEEK_SET) != 0)
+        return status_set(MT_ERR_IO, "%s: cannot cut to %lld bytes: %s", m->path, (long long)keep,
+                          strerror(errno));
+    *ret_has_eval = has_eval;
+    return MT_OK;
 }
 
 mt_status metrics_close(metrics *m)

@@ -39,12 +39,15 @@ typedef struct metrics_resume {
     bool eval_is_due; /* does this run evaluate after that step? */
 } metrics_resume;
 
-/* Opens PATH for appending and locks it: a second process in the same run folder is refused.
- * A run that starts anew gives no `resume` and gets an empty file. A resumed one gets the lines up
+/* Opens PATH, makes it where there is none, and locks it: a second process in the same run folder
+ * is refused. Nothing is written or cut yet. [main] */
+mt_status metrics_open(const char *path, metrics **ret);
+
+/* A run that starts anew gives no `resume` and gets an empty file. A resumed one gets the lines up
  * to its checkpoint, less an evaluation that only the end of the interrupted run has written there.
- * ret_has_eval: the last line kept is the evaluation at resume->step. [main] */
-mt_status metrics_open(const char *path, const metrics_resume *resume, metrics **ret,
-                       bool *ret_has_eval);
+ * ret_has_eval: the last line kept is the evaluation at resume->step. Before the first write.
+ * [main] */
+mt_status metrics_cut(metrics *m, const metrics_resume *resume, bool *ret_has_eval);
 mt_status metrics_close(metrics *m); /* accepts NULL; reports a failed write */
 
 /* Write a line and flush it. Numbers that are not finite are written as null. [main] */

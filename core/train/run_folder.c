@@ -31,10 +31,35 @@ static mt_status blame(const run_manifest *run, const char *key, const char *rem
     return c->reject(c, key, "cannot be used: %s; %s", text, remedy);
 }
 
-mt_status run_folder_open(run_manifest *run, run_folder *ret)
+/* What the run starts from: f->resume. */
+static mt_status choose_resume(const run_manifest *run, run_folder *f)
+{
+    const char *from = run->resume_from_checkpoint;
+    if (strcmp(from, "auto") != 0 && strcmp(from, "none") != 0) {
+        if (strlen(from) >= sizeof f->resume)
+            return status_set(MT_ERR_INVALID, "resume_from_checkpoint: the path is too long");
+        strcpy(f->resume, from);
+        return MT_OK;
+    }
+    mt_status st = checkpoint_latest(f->checkpoints, f->resume, sizeof f->resume);
+    if (st == MT_ERR_NOT_FOUND) {
+        f->resume[0] = '\0';
+        return MT_OK;
+    }
+    if (st != MT_OK || strcmp(from, "none") != 0)
+        return st;
+    status_set(MT_ERR_INVALID,
+               "%s holds the checkpoint of an earlier run, %s, and "
+               "resume_from_checkpoint is 'none'",
+               run->output_dir, f->resume);
+    return blame(run, "output_dir",
+                 "name another folder, remove this one, or resume with "
+                 "resume_from_checkpoint: auto");
+}
+
+mt_status run_folder_open(run_manifest *run, run_folder *ret, metrics **ret_metrics)
 {
     run_folder f = { 0 };
-    const char *from = run->resume_from_checkpoint;
     mt_status st = join(run->output_dir, RUN_FOLDER_METRICS, f.metrics);
     if (st == MT_OK)
         st = join(run->output_dir, RUN_FOLDER_CHECKPOINTS, f.checkpoints);
@@ -46,28 +71,16 @@ mt_status run_folder_open(run_manifest *run, run_folder *ret)
     if (st != MT_OK)
         return blame(run, "output_dir", "name a folder that you can write to");
 
-    if (strcmp(from, "auto") != 0 && strcmp(from, "none") != 0) {
-        if (strlen(from) >= sizeof f.resume)
-            return status_set(MT_ERR_INVALID, "resume_from_checkpoint: the path is too long");
-        strcpy(f.resume, from);
-        *ret = f;
-        return MT_OK;
-    }
-    st = checkpoint_latest(f.checkpoints, f.resume, sizeof f.resume);
-    if (st == MT_ERR_NOT_FOUND) {
-        f.resume[0] = '\0';
-    } else if (st != MT_OK) {
+    metrics *m = NULL;
+    st = metrics_open(f.metrics, &m);
+    if (st == MT_OK)
+        st = choose_resume(run, &f);
+    if (st != MT_OK) {
+        metrics_close(m);
         return st;
-    } else if (strcmp(from, "none") == 0) {
-        status_set(MT_ERR_INVALID,
-                   "%s holds the checkpoint of an earlier run, %s, and "
-                   "resume_from_checkpoint is 'none'",
-                   run->output_dir, f.resume);
-        return blame(run, "output_dir",
-                     "name another folder, remove this one, or resume with "
-                     "resume_from_checkpoint: auto");
     }
     *ret = f;
+    *ret_metrics = m;
     return MT_OK;
 }
 

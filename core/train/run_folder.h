@@ -6,6 +6,7 @@
 #define MT_CORE_RUN_FOLDER_H
 
 #include "../manifest/run.h"
+#include "metrics.h"
 
 /* What stands in a run folder. */
 #define RUN_FOLDER_MANIFEST    "run.yaml"      /* the effective manifest */
@@ -20,8 +21,9 @@ typedef struct run_folder {
 } run_folder;
 
 /* Makes the folder and decides, by resume_from_checkpoint, what the run starts from. A folder that
- * holds checkpoints is refused when the run is to start anew. [main] */
-mt_status run_folder_open(run_manifest *run, run_folder *ret);
+ * holds checkpoints is refused when the run is to start anew. ret_metrics locks the folder, from
+ * before that decision until it is closed; NULL on failure. [main] */
+mt_status run_folder_open(run_manifest *run, run_folder *ret, metrics **ret_metrics);
 
 /* Writes the effective manifest. */
 mt_status run_folder_write_manifest(const run_manifest *run);

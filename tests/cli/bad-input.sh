@@ -160,6 +160,19 @@ rm -rf changed && cp -r run changed
 sed -i 's/"optimizer_step": 4/"optimizer_step": 5/' changed/checkpoints/step-000004/state.json
 expect 1 'state.json: its values have checksum' -- train run.yaml output_dir=changed
 
+# Steps that are skipped must not push the checkpoints before them out.
+expect 1 'not finite 11 times in a row' -- train run.yaml output_dir=skips train.learning_rate=1e6 \
+    train.max_steps=60 checkpoint.save_steps=1
+check 'the last good checkpoint stays' test -s skips/checkpoints/step-000004/state.json
+
+# A second process finds the folder locked before it looks at what is in it.
+rm -rf busy && cp -r run busy
+exec 9<busy/metrics.jsonl
+flock 9
+expect 1 'another process is training' -- train run.yaml output_dir=busy \
+    checkpoint.resume_from_checkpoint=nowhere
+exec 9<&-
+
 # Going back within a folder would mix two runs.
 rm -rf changed && cp -r run changed
 expect 0 'finished' -- train run.yaml output_dir=changed train.max_steps=6
