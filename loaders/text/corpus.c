@@ -165,7 +165,7 @@ static mt_status add_doc(text_corpus *c, const uint8_t *bytes, int64_t n, int64_
         c->docs = grown;
         c->cap_docs = cap;
     }
-    c->docs[c->n_docs++] = (text_doc){ bytes, n, c->n_pieces };
+    c->docs[c->n_docs++] = (text_doc){ bytes, n, c->n_maps - 1, c->n_pieces };
     c->n_pieces += (n - 1 + inputs - 1) / inputs;
     return MT_OK;
 }
@@ -212,7 +212,11 @@ static mt_status split_blank_lines(text_corpus *c, const uint8_t *p, int64_t n, 
     return status || !start ? status : add_doc(c, start, end - start, inputs);
 }
 
-static mt_status map_file(const mt_config *config, const char *key, const source *s, text_map *ret)
+/* Descriptors are few: beyond these, files are trusted to stay as they are. */
+enum { MOST_OPEN = 256 };
+
+static mt_status map_file(const mt_config *config, const char *key, const source *s, bool stay_open,
+                          text_map *ret)
 {
     int fd = open(s->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -220,11 +224,19 @@ static mt_status map_file(const mt_config *config, const char *key, const source
                               strerror(errno));
     void *base = mmap(NULL, (size_t)s->size, PROT_READ, MAP_PRIVATE, fd, 0);
     int e = errno;
-    close(fd);
+    char *path = base == MAP_FAILED ? NULL : strdup(s->path);
+    if (!path || !stay_open) {
+        close(fd);
+        fd = -1;
+    }
     if (base == MAP_FAILED)
         return text_fail(MT_ERR_IO, "%s: cannot map %lld bytes: %s", s->path, (long long)s->size,
                          strerror(e));
-    *ret = (text_map){ base, (size_t)s->size };
+    if (!path) {
+        munmap(base, (size_t)s->size);
+        return text_nomem();
+    }
+    *ret = (text_map){ base, (size_t)s->size, fd, path };
     return MT_OK;
 }
 
@@ -242,7 +254,7 @@ mt_status text_corpus_open(const mt_config *config, const char *key, const char 
         goto out;
     }
     for (int64_t i = 0; i < l.n && !status; i++) {
-        if ((status = map_file(config, key, &l.items[i], &c.maps[i])))
+        if ((status = map_file(config, key, &l.items[i], i < MOST_OPEN, &c.maps[i])))
             break;
         c.n_maps++;
         const uint8_t *bytes = c.maps[i].base;
@@ -272,9 +284,25 @@ out:
 
 void text_corpus_close(text_corpus *c)
 {
-    for (int64_t i = 0; i < c->n_maps; i++)
+    for (int64_t i = 0; i < c->n_maps; i++) {
         munmap(c->maps[i].base, c->maps[i].size);
+        if (c->maps[i].fd >= 0)
+            close(c->maps[i].fd);
+        free(c->maps[i].path);
+    }
     free(c->maps);
     free(c->docs);
     *c = (text_corpus){ 0 };
+}
+
+mt_status text_corpus_check(const text_corpus *c, const text_doc *doc)
+{
+    const text_map *m = &c->maps[doc->map];
+    struct stat st;
+    if (m->fd < 0 || (fstat(m->fd, &st) == 0 && st.st_size >= (int64_t)m->size))
+        return MT_OK;
+    return text_fail(MT_ERR_IO,
+                     "%s: has become shorter than the %zu bytes that it had; leave the data alone "
+                     "while it is trained on, and resume with what it was",
+                     m->path, m->size);
 }

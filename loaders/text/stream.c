@@ -107,13 +107,15 @@ static const text_doc *doc_of_piece(const text_corpus *c, int64_t piece)
     return &c->docs[low];
 }
 
-static void locate(const text_stream *t, int64_t piece, const uint8_t **ret_bytes, int64_t *ret_n)
+static const text_doc *locate(const text_stream *t, int64_t piece, const uint8_t **ret_bytes,
+                              int64_t *ret_n)
 {
     const text_doc *d = doc_of_piece(&t->corpus, piece);
     int64_t start = (piece - d->first_piece) * t->inputs;
     int64_t left = d->n - start;
     *ret_bytes = d->bytes + start;
     *ret_n = left < t->inputs + 1 ? left : t->inputs + 1;
+    return d;
 }
 
 /* ---- the interface -------------------------------------------------------------------------- */
@@ -250,7 +252,9 @@ mt_status text_next(void *stream, mt_document *ret)
     int64_t piece = piece_at(t, t->epoch, t->index++);
     const uint8_t *bytes;
     int64_t n;
-    locate(t, piece, &bytes, &n);
+    mt_status status = text_corpus_check(&t->corpus, locate(t, piece, &bytes, &n));
+    if (status)
+        return status;
     for (int64_t i = 0; i < n; i++)
         t->tokens[i] = bytes[i];
     *ret = (mt_document){ .tokens = t->tokens, .n = n, .id = piece };

@@ -26,12 +26,15 @@ enum { TEXT_VOCAB = 256 };
 typedef struct text_doc {
     const uint8_t *bytes;
     int64_t n;
+    int64_t map;         /* the file that it lies in */
     int64_t first_piece; /* number of pieces of the documents before this one */
 } text_doc;
 
 typedef struct text_map {
     void *base;
     size_t size;
+    int fd;     /* open while few are, so that the file can be asked for its size; else -1 */
+    char *path; /* for messages */
 } text_map;
 
 typedef struct text_corpus {
@@ -49,6 +52,9 @@ typedef struct text_corpus {
 mt_status text_corpus_open(const mt_config *config, const char *key, const char *separator,
                            int64_t inputs, text_corpus *ret);
 void text_corpus_close(text_corpus *c);
+
+/* Fails when the document's file has become shorter: reading what is gone would end the process. */
+mt_status text_corpus_check(const text_corpus *c, const text_doc *doc);
 
 /* Fails when a file is chosen by both keys: validation would measure what was trained on. */
 mt_status text_check_apart(const mt_config *config, const char *train_key, const char *key);

@@ -5,6 +5,7 @@
 #include "support.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 static const mt_data *d;
 static char folder[64];
@@ -298,6 +299,20 @@ static void patterns(void)
     support_leave(folder);
 }
 
+static void a_file_that_shrinks(void)
+{
+    support_enter(folder);
+    write_numbers("shrinks.txt", 20000);
+    const support_config c = SUPPORT_CONFIG("files", "shrinks.txt", "validation_split", "0");
+    void *s = must_open(&c, MT_SPLIT_TRAIN, 64, 1, 0, 1);
+    mt_document doc;
+    CHECK(d->next(s, &doc) == MT_OK, "%s", status_text());
+    CHECK(truncate("shrinks.txt", 10) == 0, " ");
+    CHECK(d->next(s, &doc) == MT_ERR_IO && support_says("shrinks.txt: has become shorter"), " ");
+    d->close(s);
+    support_leave(folder);
+}
+
 static void messages(void)
 {
     support_enter(folder);
@@ -385,6 +400,7 @@ int main(int argc, char **argv)
     RUN(positions);
     RUN(patterns);
     RUN(messages);
+    RUN(a_file_that_shrinks);
     RUN(byte_tokenizer);
     return check_done();
 }
