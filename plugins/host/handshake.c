@@ -8,10 +8,14 @@
 #include "host.h"
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <link.h>
 #include <megatrain/arch.h>
 #include <megatrain/backend.h>
 #include <megatrain/loader.h>
 #include <megatrain/optim.h>
+#include <stdio.h>
+#include <sys/stat.h>
 
 /* ---- interface tables ----------------------------------------------------------------------- */
 
@@ -255,6 +259,32 @@ static mt_status check_descriptor(const plugin_record *r, const mt_plugin *p)
     return s;
 }
 
+/* The dynamic linker maps what the program headers say without looking at the file's size, and dies
+ * in the missing pages of one that was copied in part. */
+static mt_status check_whole(const char *path)
+{
+    ElfW(Ehdr) head;
+    ElfW(Phdr) part;
+    struct stat st;
+    uint64_t end = 0;
+    FILE *f = fopen(path, "rbe");
+    if (!f)
+        return status_set(MT_ERR_ABI, "plugin %s: cannot open: %s", path, strerror(errno));
+    /* Anything odd but that is for dlopen to tell. */
+    bool known = fstat(fileno(f), &st) == 0 && fread(&head, sizeof head, 1, f) == 1 &&
+                 memcmp(head.e_ident, ELFMAG, SELFMAG) == 0 && head.e_phentsize == sizeof part &&
+                 head.e_phoff <= INT64_MAX && fseeko(f, (off_t)head.e_phoff, SEEK_SET) == 0;
+    for (int i = 0; known && i < head.e_phnum && fread(&part, sizeof part, 1, f) == 1; i++)
+        if (part.p_type == PT_LOAD && part.p_offset + part.p_filesz > end)
+            end = part.p_offset + part.p_filesz;
+    fclose(f);
+    if (!known || end <= (uint64_t)st.st_size)
+        return MT_OK;
+    return status_set(MT_ERR_ABI,
+                      "plugin %s is cut off: %lld bytes, expected at least %llu; install it again",
+                      path, (long long)st.st_size, (unsigned long long)end);
+}
+
 mt_status handshake(plugin_record *r, const mt_host *host)
 {
     union {
@@ -264,6 +294,8 @@ mt_status handshake(plugin_record *r, const mt_host *host)
     mt_status s = check_abi(r->path, "its manifest asks for", r->abi_major, r->abi_minor);
     if (s == MT_OK)
         s = discover_check_owner(r->path);
+    if (s == MT_OK)
+        s = check_whole(r->path);
     if (s != MT_OK)
         return s;
     /* Never unloaded, also when it is refused: code of it may have registered itself anywhere. */

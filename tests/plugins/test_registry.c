@@ -215,6 +215,16 @@ static void test_unloadable(void)
     snprintf(text, sizeof text, "plugin %s: cannot load: ", path);
     CHECK(strncmp(status_text(), text, strlen(text)) == 0, "%s", status_text());
 
+    /* Copied in part: the dynamic linker would die of it. */
+    make_folder("part");
+    copy_module("sample", "part", "sample");
+    write_manifest("part", "sample", "optim", "1.0", "sgd");
+    path = path_in("part", "sample", ".so");
+    CHECK(truncate(path, 5000) == 0);
+    CHECK(registry_load_file(path, &r) == MT_ERR_ABI);
+    snprintf(text, sizeof text, "plugin %s is cut off: 5000 bytes, expected at least ", path);
+    CHECK(strncmp(status_text(), text, strlen(text)) == 0, "%s", status_text());
+
     CHECK(registry_load_file("/nonexistent/x.so", &r) == MT_ERR_NOT_FOUND, "%s", status_text());
     CHECK(registry_load_file("x.txt", &r) == MT_ERR_INVALID);
     CHECK(strcmp(status_text(), "plugin x.txt: expected a shared object NAME.so") == 0, "%s",
