@@ -157,6 +157,9 @@ static mt_status read_scalar(reader *r, const yaml_event_t *e, node **ret)
 
 static mt_status read_node(reader *r, yaml_event_t *e, int32_t depth, node **ret);
 
+/* Every key is compared with those before it. */
+enum { MOST_KEYS = 4096 };
+
 static mt_status read_key(reader *r, const yaml_event_t *e, const node *map, const char **ret)
 {
     node_mark mark = mark_of(r, e->start_mark);
@@ -170,6 +173,8 @@ static mt_status read_key(reader *r, const yaml_event_t *e, const node *map, con
         return bad(mark, "a key must be a string; put '%s' in quotes", key->text);
     if (key->plain && strcmp(key->text, "<<") == 0)
         return bad(mark, "merge keys ('<<') are not part of YAML 1.2; write the keys out");
+    if (map->n >= MOST_KEYS)
+        return bad(mark, "more than %d keys in one map; is this a manifest?", MOST_KEYS);
     const node_item *twin = node_find(map, key->text);
     if (twin && r->marks)
         return bad(mark, "key '%s' stands here a second time; it is already in line %d", key->text,

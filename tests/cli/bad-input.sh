@@ -38,6 +38,9 @@ expect 1 'odd.yaml:7:' -- inspect odd.yaml
 with 's/^train:/train:\n  eval_steps: 5/; s/^  eval_steps: 5$/&/'
 expect 1 'bad.yaml:' 'eval_steps' -- train bad.yaml # given twice
 
+awk 'BEGIN { for (i = 0; i < 100000; i++) printf "key%d: 1\n", i }' >keys.yaml
+expect 1 'keys.yaml:4097:1: ' 'more than 4096 keys' -- train keys.yaml
+
 # Sizes that would fill the memory before anything could be refused.
 sed 's/num_hidden_layers: 2/num_hidden_layers: 1000000000000/' model.yaml >deep.yaml
 expect 1 'deep.yaml:5:' '1000000000000' -- inspect deep.yaml
