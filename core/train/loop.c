@@ -70,6 +70,7 @@ typedef struct loop {
     metrics *metrics;
     int64_t saved_step; /* of the newest checkpoint; -1: none */
     double loss, validation_loss;
+    bool data_failed; /* what failed is the data or an evaluation: weights and states are good */
     double ended;     /* when the step before ended */
     double step_time; /* moving average, seconds; 0 before the second step */
 } loop;
@@ -340,6 +341,7 @@ static mt_status do_step(loop *l)
     double began = now();
     mt_status st = data_next(l->s->train, &batch);
     double waited = now() - began;
+    l->data_failed = st != MT_OK;
     if (st != MT_OK)
         return st == MT_END ? status_set(MT_ERR_INTERNAL, "the training stream ended") : st;
 
@@ -401,8 +403,10 @@ static mt_status steps(loop *l)
         st = do_step(l);
         if (st == MT_OK)
             st = stop_if_asked();
-        if (st == MT_OK && eval_is_due(l, l->state.step))
+        if (st == MT_OK && eval_is_due(l, l->state.step)) {
             st = evaluate(l);
+            l->data_failed = st != MT_OK && st != MT_ERR_NUMERIC;
+        }
         if (st == MT_OK && every(l->state.step, l->run->save_steps))
             st = save(l);
     }
@@ -430,10 +434,17 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
         st = begin(&l);
     if (st == MT_OK)
         st = steps(&l);
-    /* Also when nothing is left to do: the last updates must have landed. */
-    if ((st == MT_OK || st == MT_ERR_STOPPED) && l.state.step > 0 && l.saved_step != l.state.step) {
+    /* Also when nothing is left to do: the last updates must have landed. Days of training are not
+     * lost because a text file was: what failed is told after the save. */
+    if ((st == MT_OK || st == MT_ERR_STOPPED || l.data_failed) && l.state.step > 0 &&
+        l.saved_step != l.state.step) {
+        char text[2048];
+        snprintf(text, sizeof text, "%s", status_text());
         mt_status saved = save(&l);
-        st = saved == MT_OK ? st : saved;
+        if (st == MT_OK || st == MT_ERR_STOPPED)
+            st = saved == MT_OK ? st : saved;
+        else
+            status_set(st, "%s", text);
     }
     log_live(NULL);
     mt_status closed = metrics_close(l.metrics);

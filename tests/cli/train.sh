@@ -54,6 +54,22 @@ check '12 steps = 7 + 5: the checkpoint' \
     same_checkpoint run/checkpoints/step-000012 halves/checkpoints/step-000012
 check '12 steps = 7 + 5: the metrics' diff <(timeless run/metrics.jsonl) <(timeless halves/metrics.jsonl)
 
+# ---- data that goes away loses no step ----------------------------------------------------------
+
+cp text.txt other.txt
+rm -f fifo && mkfifo fifo
+"$megatrain" train run.yaml output_dir=lost data.validation_files=other.txt \
+    train.eval_steps=6 checkpoint.save_steps=0 log.logging_steps=1 >fifo 2>&1 </dev/null &
+pid=$!
+while read -r line; do
+    [[ $line == 'step 2/'* ]] && rm -f other.txt
+    printf '%s\n' "$line"
+done <fifo >out
+wait $pid
+check 'a lost validation file: exit code 1' test $? = 1
+check 'a lost validation file: it is named' grep -q 'error.*other.txt' out
+check 'a lost validation file: the steps are saved' test -f lost/checkpoints/step-000006/state.json
+
 # ---- stopped by signals -------------------------------------------------------------------------
 
 long=(output_dir=long train.max_steps=240 checkpoint.save_steps=50 train.eval_steps=40)
