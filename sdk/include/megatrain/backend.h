@@ -152,7 +152,8 @@ typedef struct mt_backend {
     void (*sum_squares)(void *device, void *queue, const float *x, int64_t n, double *dst,
                         void *scratch);
     int64_t (*sum_squares_scratch)(const void *device, int64_t n);
-    /* Writes the time (CLOCK_MONOTONIC, ns) at which the queue gets here to *host_slot. */
+    /* Writes the time (CLOCK_MONOTONIC, ns) at which the queue gets here to *host_slot, which lies
+     * in memory from host_alloc: a GPU writes it by itself. */
     void (*timestamp)(void *device, void *queue, uint64_t *host_slot);
     /* Holds the queue up for about `ns`: what --chaos does. */
     void (*delay)(void *device, void *queue, uint64_t ns);
