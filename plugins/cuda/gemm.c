@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * GEMMs by cuBLAS. One handle with one fixed workspace and no atomics: the same product gives the
+ * same bits. BF16 operands accumulate in FP32; FP32 stays FP32 (no TF32).
+ */
+#include "cuda.h"
+
+enum { BLAS_WORK_BYTES = 64 << 20 };
+
+static bool blas_ok(cuda_device *d, cublasStatus_t s, const char *what)
+{
+    if (s == CUBLAS_STATUS_SUCCESS)
+        return true;
+    cuda_fail(d, MT_ERR_DEVICE, "CUDA device %d (%s): %s: %s", d->index, d->name, what,
+              cublasGetStatusString(s));
+    return false;
+}
+
+mt_status cuda_blas_open(cuda_device *d)
+{
+    cuda_blas *b = &d->blas;
+    mt_status st = cuda_device_alloc(d, BLAS_WORK_BYTES, &b->work);
+    if (st != MT_OK)
+        return st;
+    cublasStatus_t s = cublasCreate(&b->handle);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasSetAtomicsMode(b->handle, CUBLAS_ATOMICS_NOT_ALLOWED);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasSetMathMode(b->handle, CUBLAS_DEFAULT_MATH |
+                                             CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        cuda_set_error("CUDA device %d (%s): cuBLAS does not start: %s", d->index, d->name,
+                       cublasGetStatusString(s));
+        return MT_ERR_DEVICE;
+    }
+    cudaError_t e = cudaEventCreateWithFlags(&b->event, cudaEventDisableTiming);
+    if (e != cudaSuccess) {
+        cuda_set_error("CUDA device %d (%s): no event: %s", d->index, d->name,
+                       cudaGetErrorString(e));
+        return MT_ERR_DEVICE;
+    }
+    return MT_OK;
+}
+
+void cuda_blas_close(cuda_device *d)
+{
+    if (d->blas.handle)
+        (void)cublasDestroy(d->blas.handle);
+    if (d->blas.event)
+        (void)cudaEventDestroy(d->blas.event);
+    (void)cudaFree(d->blas.work);
+}
+
+void cuda_blas_forget(cuda_queue *q)
+{
+    if (q->device->blas.queue == q)
+        q->device->blas.queue = NULL;
+}
+
+/* The workspace passes from queue to queue in order. */
+static bool use_queue(cuda_queue *q)
+{
+    cuda_device *d = q->device;
+    cuda_blas *b = &d->blas;
+    if (b->queue == q)
+        return true;
+    if (b->queue && !(cuda_ok(d, cudaEventRecord(b->event, b->queue->stream), "cuBLAS") &&
+                      cuda_ok(d, cudaStreamWaitEvent(q->stream, b->event, 0), "cuBLAS")))
+        return false;
+    if (!blas_ok(d, cublasSetStream(b->handle, q->stream), "cuBLAS") ||
+        !blas_ok(d, cublasSetWorkspace(b->handle, b->work, BLAS_WORK_BYTES), "cuBLAS"))
+        return false;
+    b->queue = q;
+    return true;
+}
+
+static cudaDataType_t data_type(mt_dtype t)
+{
+    return t == MT_BF16 ? CUDA_R_16BF : t == MT_F64 ? CUDA_R_64F : CUDA_R_32F;
+}
+
+void cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
+               mt_dtype in_dtype, const void *a, int64_t lda, const void *b, int64_t ldb,
+               double beta, mt_dtype c_dtype, void *c, int64_t ldc)
+{
+    cuda_device *d = q->device;
+    const float one_f32 = 1, beta_f32 = (float)beta;
+    const double one_f64 = 1;
+    bool f64 = in_dtype == MT_F64;
+    if (m <= 0 || n <= 0 || !use_queue(q))
+        return;
+    /* cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T. */
+    blas_ok(d,
+            cublasGemmEx_64(d->blas.handle, trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                            trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,
+                            f64 ? (const void *)&one_f64 : (const void *)&one_f32, b,
+                            data_type(in_dtype), ldb, a, data_type(in_dtype), lda,
+                            f64 ? (const void *)&beta : (const void *)&beta_f32, c,
+                            data_type(c_dtype), ldc, f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                            CUBLAS_GEMM_DEFAULT),
+            "a GEMM");
+}

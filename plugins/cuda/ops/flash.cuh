@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tiles for attention on tensor cores: rows of BF16 in shared memory, padded by 16 bytes so that
+ * eight rows of a fragment lie in different banks; m16n8k16 products with FP32 accumulators.
+ *
+ * In an accumulator tile of 16 x 8, lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and
+ * the next: c[0], c[1] of the first row, c[2], c[3] of the second.
+ */
+#ifndef MT_CUDA_FLASH_CUH
+#define MT_CUDA_FLASH_CUH
+
+#include "attention.cuh"
+
+enum { FLASH_WARPS = 4, FLASH_THREADS = FLASH_WARPS * 32 };
+
+static const float flash_log2e = 1.4426950408889634f;
+
+template <int D> struct tile {
+    static const int ld = D + 8; /* elements from row to row */
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ __forceinline__ void load_4(const bf16 *p, uint32_t *r)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(p)));
+}
+
+__device__ __forceinline__ void load_4_transposed(const bf16 *p, uint32_t *r)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(p)));
+}
+
+/* c += a b, 16 x 8 x 16. */
+__device__ __forceinline__ void multiply_add(float *c, const uint32_t *a, const uint32_t *b)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ void copy_16(bf16 *to, const bf16 *from, bool valid)
+{
+    int bytes = valid ? 16 : 0; /* the rest is filled with zeros */
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(shared_address(to)), "l"(from), "r"(bytes));
+}
+
+__device__ __forceinline__ void copies_commit(void)
+{
+    asm volatile("cp.async.commit_group;");
+}
+
+template <int N> __device__ __forceinline__ void copies_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
+}
+
+__device__ __forceinline__ float power_of_2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* tanh by one exponential; exact at both ends, an absolute error of some 1e-7 between. */
+__device__ __forceinline__ float tanh_fast(float x)
+{
+    return 1.0f - __fdividef(2.0f, power_of_2(x * (2.0f * flash_log2e)) + 1.0f);
+}
+
+__device__ __forceinline__ uint32_t pack_2(float low, float high)
+{
+    __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&v);
+}
+
+/* Fills `rows` rows of D columns from `dim` columns of memory; rows from `valid` on and columns
+ * from `dim` on become zero. `vectors`: rows can be read by 16 bytes. */
+template <int D>
+__device__ __forceinline__ void load_tile(bf16 *to, const bf16 *from, int64_t ld, int rows,
+                                          int64_t valid, int dim, bool vectors)
+{
+    const int chunks = D / 8;
+    for (int i = (int)threadIdx.x; i < rows * chunks; i += FLASH_THREADS) {
+        int row = i / chunks, col = i % chunks * 8;
+        bf16 *p = to + row * tile<D>::ld + col;
+        bool there = row < valid && col < dim;
+        const bf16 *g = there ? from + row * ld + col : from;
+        if (vectors) {
+            copy_16(p, g, there);
+        } else {
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                p[k] = there && col + k < dim ? g[k] : __float2bfloat16(0.0f);
+        }
+    }
+}
+
+/* The 16 x 16 left operand at (row, col) of a tile. */
+template <int D>
+__device__ __forceinline__ void left_operand(const bf16 *t, int row, int col, uint32_t *a)
+{
+    int lane = (int)threadIdx.x & 31;
+    load_4(t + (row + (lane & 15)) * tile<D>::ld + col + (lane >> 4) * 8, a);
+}
+
+/* Right operands of two products side by side, from a tile whose rows are the product's columns:
+ * b[0..1] for columns row .. row + 7, b[2..3] for the next 8; depth col .. col + 15. */
+template <int D>
+__device__ __forceinline__ void right_operand(const bf16 *t, int row, int col, uint32_t *b)
+{
+    int lane = (int)threadIdx.x & 31;
+    load_4(t + (row + (lane & 7) + (lane >> 4) * 8) * tile<D>::ld + col + ((lane >> 3) & 1) * 8, b);
+}
+
+/* The same from a tile whose rows are the depth: depth row .. row + 15, columns col .. col + 15. */
+template <int D>
+__device__ __forceinline__ void right_operand_rows(const bf16 *t, int row, int col, uint32_t *b)
+{
+    int lane = (int)threadIdx.x & 31;
+    load_4_transposed(t + (row + (lane & 15)) * tile<D>::ld + col + (lane >> 4) * 8, b);
+}
+
+/* Stores two neighbouring columns; `pairs`: as one word. */
+__device__ __forceinline__ void store_2(bf16 *to, int col, int dim, float x, float y, bool add,
+                                        bool pairs)
+{
+    if (col >= dim)
+        return;
+    if (add) {
+        x += __bfloat162float(to[0]);
+        if (col + 1 < dim)
+            y += __bfloat162float(to[1]);
+    }
+    if (pairs && col + 1 < dim) {
+        *reinterpret_cast<__nv_bfloat162 *>(to) = __floats2bfloat162_rn(x, y);
+        return;
+    }
+    to[0] = __float2bfloat16_rn(x);
+    if (col + 1 < dim)
+        to[1] = __float2bfloat16_rn(y);
+}
+
+static inline bool rows_by(int bytes, const void *p, int64_t ld, int dim)
+{
+    return (uintptr_t)p % (unsigned)bytes == 0 && ld * 2 % bytes == 0 && dim * 2 % bytes == 0;
+}
+
+/* Two buffers for what streams through, where two blocks still fit a multiprocessor; else one. */
+static inline int flash_stages(const cuda_device *d, int64_t fixed, int64_t stage)
+{
+    return 2 * (fixed + 2 * stage + 2048) <= d->shared_bytes ? 2 : 1;
+}
+
+#endif
