@@ -1,0 +1,422 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What each operation of the CUDA backend achieves at the shapes of Qwen2.5-7B, launches included,
+ * beside the ceiling of the machine for that kind of work (docs/performance.md). BF16.
+ *
+ *     bench-cuda-ops cuda.so [NAME]     only lines whose name begins with NAME
+ */
+#include <dlfcn.h>
+#include <megatrain/backend.h>
+#include <megatrain/plugin.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { HIDDEN = 3584, HEADS = 28, KV_HEADS = 4, DIM = 128, FFN = 18944, VOCAB = 152064 };
+enum { MAX_BUFFERS = 64, BLOCK = 64 << 20, SKIP = 77 };
+
+/* Measured on one H200: a large copy counting bytes read and written, cuBLAS at these shapes,
+ * cuDNN's attention, PCIe. */
+static const double ceiling_copy = 4300, ceiling_gemm = 740, ceiling_head = 640, ceiling_pcie = 54;
+
+static const mt_backend *b;
+static void *device, *queue;
+static const char *only;
+static void *buffer[MAX_BUFFERS];
+static int64_t buffer_bytes[MAX_BUFFERS];
+static int buffers;
+
+static void host_error(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vfprintf(stderr, fmt, args);
+    va_end(args);
+    fputc('\n', stderr);
+}
+
+static void host_log(mt_log_level level, const char *fmt, ...)
+{
+    (void)level;
+    va_list args;
+    va_start(args, fmt);
+    vfprintf(stderr, fmt, args);
+    va_end(args);
+    fputc('\n', stderr);
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void *take(int64_t bytes)
+{
+    void *p = NULL;
+    if (buffers == MAX_BUFFERS || b->device_alloc(device, bytes, &p) != MT_OK)
+        exit(1);
+    buffer[buffers] = p;
+    buffer_bytes[buffers++] = bytes;
+    return p;
+}
+
+static void release(void)
+{
+    b->queue_sync(device, queue);
+    while (buffers > 0) {
+        buffers--;
+        b->device_free(device, buffer[buffers], buffer_bytes[buffers]);
+    }
+}
+
+/* Random numbers in +-1: zeros would run faster than real data. */
+static mt_tensor tensor(int64_t rows, int64_t cols, mt_dtype dtype)
+{
+    static uint16_t *noise_bf16;
+    static float *noise_f32;
+    if (!noise_bf16) {
+        uint32_t seed = 1;
+        noise_bf16 = malloc(BLOCK);
+        noise_f32 = malloc(BLOCK);
+        if (!noise_bf16 || !noise_f32)
+            exit(1);
+        for (int64_t i = 0; i < BLOCK / 2; i++) {
+            seed = seed * 1664525u + 1013904223u;
+            float x = (float)(seed >> 8) / (1 << 23) - 1.0f;
+            noise_bf16[i] = mt_f32_to_bf16(x);
+            if (i < BLOCK / 4)
+                noise_f32[i] = x;
+        }
+    }
+    int64_t bytes = rows * cols * mt_dtype_size(dtype);
+    mt_tensor t = { take(bytes), rows, cols, cols, dtype, 0 };
+    for (int64_t at = 0; at < bytes; at += BLOCK)
+        b->copy_in(device, queue, (char *)t.data + at,
+                   dtype == MT_BF16 ? (void *)noise_bf16 : (void *)noise_f32,
+                   bytes - at < BLOCK ? bytes - at : BLOCK);
+    b->queue_sync(device, queue);
+    return t;
+}
+
+static int32_t *ints(const int32_t *host, int64_t n)
+{
+    int32_t *p = take(n * 4);
+    b->copy_in(device, queue, p, host, n * 4);
+    b->queue_sync(device, queue);
+    return p;
+}
+
+static bool wanted(const char *name)
+{
+    return !only || strncmp(name, only, strlen(only)) == 0;
+}
+
+static void report(const char *name, double seconds, double amount, const char *unit, double top)
+{
+    double rate = amount / seconds * 1e-9;
+    if (strcmp(unit, "TFLOP/s") == 0)
+        rate *= 1e-3;
+    printf("%-34s %9.3f ms %8.1f %-7s of %6.0f  %3.0f%%\n", name, seconds * 1e3, rate, unit, top,
+           100 * rate / top);
+    fflush(stdout);
+}
+
+/* amount: floating-point operations, or bytes that must move. */
+static void run(const char *name, const char *op, mt_op_call *c, bool backward, double amount,
+                const char *unit, double top)
+{
+    const mt_kernel *k = b->kernel(device, op);
+    void (*fn)(void *, void *, const mt_op_call *) = backward ? k->backward : k->forward;
+    c->struct_size = sizeof *c;
+    c->work_bytes = k->workspace ? k->workspace(device, c, backward) : 0;
+    c->work = c->work_bytes ? take(c->work_bytes) : NULL;
+    fn(device, queue, c);
+    b->queue_sync(device, queue);
+    double from = now();
+    fn(device, queue, c);
+    b->queue_sync(device, queue);
+    int rounds = 1 + (int)(0.12 / (now() - from));
+    rounds = rounds > 200 ? 200 : rounds;
+    double best = 1e30;
+    for (int i = 0; i < 3; i++) {
+        from = now();
+        for (int r = 0; r < rounds; r++)
+            fn(device, queue, c);
+        b->queue_sync(device, queue);
+        double t = (now() - from) / rounds;
+        best = t < best ? t : best;
+    }
+    if (b->error(device) != MT_OK)
+        exit(1);
+    report(name, best, amount, unit, top);
+}
+
+static void linear(const char *name, int64_t t, int64_t n, int64_t k, bool bias)
+{
+    char text[64];
+    if (!wanted(name))
+        return;
+    mt_op_call f = { .n_in = 3, .n_out = 1, .batch = { .tokens = t } };
+    f.in[0] = tensor(t, k, MT_BF16);
+    f.in[1] = tensor(n, k, MT_BF16);
+    if (bias)
+        f.in[2] = tensor(1, n, MT_BF16);
+    f.out[0] = tensor(t, n, MT_BF16);
+    double flops = 2.0 * (double)t * (double)n * (double)k;
+    snprintf(text, sizeof text, "%s forward", name);
+    run(text, "linear", &f, false, flops, "TFLOP/s", ceiling_gemm);
+    mt_op_call g = f;
+    g.d_out[0] = tensor(t, n, MT_BF16);
+    g.d_in[0] = tensor(t, k, MT_BF16);
+    snprintf(text, sizeof text, "%s dx", name);
+    run(text, "linear", &g, true, flops, "TFLOP/s", ceiling_gemm);
+    g.d_in[0].data = NULL;
+    g.d_in[1] = tensor(n, k, MT_F32);
+    g.d_accumulate = 2;
+    snprintf(text, sizeof text, "%s dw, accumulating", name);
+    run(text, "linear", &g, true, flops, "TFLOP/s", ceiling_gemm);
+    if (bias) {
+        g.d_in[1].data = NULL;
+        g.d_in[2] = tensor(1, n, MT_F32);
+        snprintf(text, sizeof text, "%s dbias", name);
+        run(text, "linear", &g, true, 2.0 * (double)(t * n), "GB/s", ceiling_copy);
+    }
+    release();
+}
+
+static void head(int64_t t)
+{
+    if (!wanted("head"))
+        return;
+    static const mt_xent_attr attr = { 0 };
+    int32_t *targets = malloc((size_t)t * 4);
+    for (int64_t i = 0; targets && i < t; i++)
+        targets[i] = (int32_t)(i * 7919 % VOCAB);
+    mt_op_call c = { .attr = &attr, .n_in = 2, .n_out = 1, .n_aux = 1 };
+    c.batch = (mt_batch){ .tokens = t, .targets = ints(targets, t), .loss_scale = 1e-4 };
+    c.in[0] = tensor(t, HIDDEN, MT_BF16);
+    c.in[1] = tensor(VOCAB, HIDDEN, MT_BF16);
+    c.out[0] = tensor(t, 1, MT_F32);
+    c.aux[0] = tensor(t, HIDDEN, MT_BF16);
+    c.d_in[1] = tensor(VOCAB, HIDDEN, MT_F32);
+    run("head, loss and gradients", "linear_cross_entropy", &c, false,
+        6.0 * (double)t * HIDDEN * VOCAB, "TFLOP/s", ceiling_head);
+    c.pass = MT_PASS_EVAL;
+    run("head, loss only", "linear_cross_entropy", &c, false, 2.0 * (double)t * HIDDEN * VOCAB,
+        "TFLOP/s", ceiling_head);
+    free(targets);
+    release();
+}
+
+static void attention(int64_t t, int64_t document, int heads, int kv_heads, int dim, double top,
+                      double top_back)
+{
+    char name[64];
+    if (!wanted("attention"))
+        return;
+    mt_attn_attr attr = { heads, kv_heads, dim, dim, 0.1, 0, 0 };
+    int32_t *starts = malloc((size_t)(t / document + 1) * 4);
+    int64_t n = t / document;
+    for (int64_t i = 0; starts && i <= n; i++)
+        starts[i] = (int32_t)(i * document);
+    mt_op_call c = { .attr = &attr, .n_in = 4, .n_out = 1, .n_aux = 1 };
+    c.batch = (mt_batch){ .tokens = t,
+                          .documents = n,
+                          .max_document = document,
+                          .doc_starts = ints(starts, n + 1),
+                          .host_doc_starts = starts };
+    c.in[0] = tensor(t, heads * dim, MT_BF16);
+    c.in[1] = tensor(t, kv_heads * dim, MT_BF16);
+    c.in[2] = tensor(t, kv_heads * dim, MT_BF16);
+    c.out[0] = tensor(t, heads * dim, MT_BF16);
+    c.aux[0] = tensor(t, heads, MT_F32);
+    double pairs = (double)n * (double)document * (double)(document + 1) / 2;
+    double flops = 4.0 * pairs * heads * dim;
+    snprintf(name, sizeof name, "attention D%d, T %d forward", dim, (int)document);
+    run(name, "attention", &c, false, flops, "TFLOP/s", top);
+    c.d_out[0] = tensor(t, heads * dim, MT_BF16);
+    c.d_in[0] = tensor(t, heads * dim, MT_BF16);
+    c.d_in[1] = tensor(t, kv_heads * dim, MT_BF16);
+    c.d_in[2] = tensor(t, kv_heads * dim, MT_BF16);
+    snprintf(name, sizeof name, "attention D%d, T %d backward", dim, (int)document);
+    run(name, "attention", &c, true, 2.5 * flops, "TFLOP/s", top_back);
+    free(starts);
+    release();
+}
+
+static void norm(int64_t t)
+{
+    if (!wanted("rmsnorm"))
+        return;
+    static const mt_rmsnorm_attr attr = { 1e-6, MT_NORM_ROUND_THEN_SCALE, 1 };
+    mt_op_call c = { .attr = &attr, .n_in = 2, .n_out = 1, .n_aux = 1 };
+    c.batch.tokens = t;
+    c.in[0] = tensor(t, HIDDEN, MT_BF16);
+    c.in[1] = tensor(1, HIDDEN, MT_BF16);
+    c.out[0] = tensor(t, HIDDEN, MT_BF16);
+    c.aux[0] = tensor(t, 1, MT_F32);
+    double bytes = 2.0 * (double)t * HIDDEN;
+    run("rmsnorm forward", "rmsnorm", &c, false, 2 * bytes, "GB/s", ceiling_copy);
+    c.d_out[0] = tensor(t, HIDDEN, MT_BF16);
+    c.d_in[0] = tensor(t, HIDDEN, MT_BF16);
+    run("rmsnorm dx", "rmsnorm", &c, true, 3 * bytes, "GB/s", ceiling_copy);
+    c.d_in[1] = tensor(1, HIDDEN, MT_F32);
+    run("rmsnorm dx and dw", "rmsnorm", &c, true, 3 * bytes, "GB/s", ceiling_copy);
+    c.d_accumulate = 1;
+    run("rmsnorm dx and dw, accumulating", "rmsnorm", &c, true, 4 * bytes, "GB/s", ceiling_copy);
+    release();
+}
+
+static void rope(int64_t t, int heads, const char *name)
+{
+    if (!wanted("rope"))
+        return;
+    mt_rope_attr attr = { heads, DIM, DIM, MT_ROPE_HALF_SPLIT, 1, { 1 } };
+    int32_t *positions = malloc((size_t)t * 4);
+    for (int64_t i = 0; positions && i < t; i++)
+        positions[i] = (int32_t)i;
+    mt_op_call c = { .attr = &attr, .n_in = 1, .n_out = 1 };
+    c.batch = (mt_batch){ .tokens = t, .positions = ints(positions, t) };
+    c.in[0] = tensor(t, heads * DIM, MT_BF16);
+    c.out[0] = tensor(t, heads * DIM, MT_BF16);
+    run(name, "rope", &c, false, 4.0 * (double)t * heads * DIM, "GB/s", ceiling_copy);
+    free(positions);
+    release();
+}
+
+static void elementwise(int64_t t)
+{
+    static const mt_act_attr attr = { MT_ACT_SILU, 0, 0 };
+    mt_op_call c = { .attr = &attr, .n_in = 2, .n_out = 1 };
+    double bytes = 2.0 * (double)t * FFN;
+    if (wanted("glu")) {
+        c.in[0] = tensor(t, 2 * FFN, MT_BF16); /* gate and up side by side, as siblings merge */
+        c.in[0].cols = FFN;
+        c.in[1] = c.in[0];
+        c.in[1].data = (uint16_t *)c.in[0].data + FFN;
+        c.out[0] = tensor(t, FFN, MT_BF16);
+        run("glu forward", "glu", &c, false, 3 * bytes, "GB/s", ceiling_copy);
+        c.d_out[0] = tensor(t, FFN, MT_BF16);
+        c.d_in[0] = tensor(t, 2 * FFN, MT_BF16);
+        c.d_in[0].cols = FFN;
+        c.d_in[1] = c.d_in[0];
+        c.d_in[1].data = (uint16_t *)c.d_in[0].data + FFN;
+        run("glu backward", "glu", &c, true, 5 * bytes, "GB/s", ceiling_copy);
+        release();
+    }
+    if (wanted("add")) {
+        mt_op_call a = { .n_in = 2, .n_out = 1 };
+        a.in[0] = tensor(t, FFN, MT_BF16);
+        a.in[1] = tensor(t, FFN, MT_BF16);
+        a.out[0] = tensor(t, FFN, MT_BF16);
+        run("add", "add", &a, false, 3 * bytes, "GB/s", ceiling_copy);
+        release();
+    }
+}
+
+static void embedding(int64_t t)
+{
+    if (!wanted("embedding"))
+        return;
+    int32_t *rows = malloc((size_t)t * 4);
+    for (int64_t i = 0; rows && i < t; i++)
+        rows[i] = (int32_t)(i * 7919 % (t / 2));
+    mt_op_call c = { .n_in = 1, .n_out = 1 };
+    c.batch = (mt_batch){ .tokens = t, .rows = ints(rows, t) };
+    c.in[0] = tensor(t / 2, HIDDEN, MT_BF16);
+    c.out[0] = tensor(t, HIDDEN, MT_BF16);
+    double bytes = 2.0 * (double)t * HIDDEN;
+    run("embedding forward", "embedding", &c, false, 1.5 * bytes, "GB/s", ceiling_copy);
+    c.d_out[0] = tensor(t, HIDDEN, MT_BF16);
+    c.d_in[0] = tensor(t / 2, HIDDEN, MT_F32);
+    run("embedding backward", "embedding", &c, true, 2 * bytes, "GB/s", ceiling_copy);
+    free(rows);
+    release();
+}
+
+static void interface_members(void)
+{
+    const int64_t n = (int64_t)256 << 20;
+    void *host = NULL;
+    if (!wanted("copy") && !wanted("sum"))
+        return;
+    double from = now();
+    if (b->host_alloc(device, 4 * n, &host) != MT_OK)
+        exit(1);
+    report("copy: pinning 1 GiB", now() - from, 4.0 * (double)n, "GB/s", 15);
+    char *p = take(4 * n);
+    for (int way = 0; way < 2; way++) {
+        for (int i = 0; i < 2; i++) {
+            from = now();
+            if (way == 0)
+                b->copy_in(device, queue, p, host, 4 * n);
+            else
+                b->copy_out(device, queue, host, p, 4 * n);
+            b->queue_sync(device, queue);
+        }
+        report(way ? "copy out" : "copy in", now() - from, 4.0 * (double)n, "GB/s", ceiling_pcie);
+    }
+    double *sum = take(8);
+    void *scratch = take(b->sum_squares_scratch(device, n));
+    for (int i = 0; i < 2; i++) {
+        from = now();
+        for (int r = 0; r < 10; r++)
+            b->sum_squares(device, queue, (float *)p, n, sum, scratch);
+        b->queue_sync(device, queue);
+    }
+    report("sum of squares", (now() - from) / 10, 4.0 * (double)n, "GB/s", ceiling_copy);
+    char *other = take(4 * n);
+    for (int i = 0; i < 2; i++) {
+        from = now();
+        for (int r = 0; r < 10; r++)
+            b->copy(device, queue, other, p, 4 * n);
+        b->queue_sync(device, queue);
+    }
+    report("copy on the device", (now() - from) / 10, 8.0 * (double)n, "GB/s", ceiling_copy);
+    release();
+    b->host_free(device, host, 4 * n);
+}
+
+int main(int argc, char **argv)
+{
+    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR, host_error, host_log };
+    void *so = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
+    void *symbol = so ? dlsym(so, MT_PLUGIN_ENTRY) : NULL;
+    const mt_plugin *(*entry)(uint32_t, uint32_t) = NULL;
+    memcpy(&entry, &symbol, sizeof entry);
+    only = argc > 2 ? argv[2] : NULL;
+    if (!entry) {
+        fprintf(stderr, "usage: bench-cuda-ops cuda.so [NAME]\n");
+        return 2;
+    }
+    const mt_plugin *p = entry(MT_ABI_MAJOR, MT_ABI_MINOR);
+    if (p->init(&host) != MT_OK)
+        return 1;
+    b = p->get_interface(MT_BACKEND_INTERFACE);
+    if (b->probe() != MT_OK)
+        return SKIP;
+    if (b->open(0, 0, &device) != MT_OK || b->queue_create(device, "bench", &queue) != MT_OK)
+        return 1;
+    const int64_t t = 8192;
+    interface_members();
+    linear("linear qkv", t, (HEADS + 2 * KV_HEADS) * DIM, HIDDEN, true);
+    linear("linear o", t, HIDDEN, HEADS * DIM, false);
+    linear("linear gate, up", t, 2 * FFN, HIDDEN, false);
+    linear("linear down", t, HIDDEN, FFN, false);
+    head(t);
+    attention(t, 1024, HEADS, KV_HEADS, DIM, 449, 279);
+    attention(t, 4096, HEADS, KV_HEADS, DIM, 603, 473);
+    attention(32768, 32768, HEADS, KV_HEADS, DIM, 610, 535);
+    attention(t, 4096, 32, 8, 64, 438, 375);
+    attention(t, 4096, 16, 8, 256, 604, 349);
+    norm(t);
+    rope(t, HEADS, "rope q");
+    rope(t, KV_HEADS, "rope k");
+    elementwise(t);
+    embedding(t);
+    b->queue_destroy(device, queue);
+    b->close(device);
+    return 0;
+}
