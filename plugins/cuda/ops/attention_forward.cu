@@ -131,11 +131,13 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
                         sum += p;
                     }
                 total[m][r] = total[m][r] * shrink + sum;
+                /* Most blocks of keys do not raise the maximum of any row of the warp. */
+                if (__any_sync(0xffffffffu, shrink != 1.0f))
 #pragma unroll
-                for (int d = 0; d < DV / 8; d++) {
-                    out[m][d][r * 2] *= shrink;
-                    out[m][d][r * 2 + 1] *= shrink;
-                }
+                    for (int d = 0; d < DV / 8; d++) {
+                        out[m][d][r * 2] *= shrink;
+                        out[m][d][r * 2 + 1] *= shrink;
+                    }
             }
         }
 

@@ -5,7 +5,7 @@
  */
 #include "../common.cuh"
 
-enum { GATHER_THREADS = 128, SCATTER_THREADS = 256, SCATTER_LIST = 1024 };
+enum { GATHER_THREADS = 128, SCATTER_THREADS = 256, SCATTER_LIST = 2048, IDS = 4 };
 
 struct embed_args {
     const void *src;
@@ -34,36 +34,50 @@ static __global__ void __launch_bounds__(GATHER_THREADS) gather_kernel(embed_arg
         *reinterpret_cast<pack<T, V> *>(y + j) = *reinterpret_cast<const pack<T, V> *>(x + j);
 }
 
-/* dst[row] (+)= sum of src[t] over the tokens t with that row, in order. A list of at most
- * SCATTER_LIST tokens is collected at a time. */
+/* dst[row] (+)= sum of src[t] over the tokens t with that row, in order. At most SCATTER_LIST
+ * tokens are collected at a time; a thread looks at IDS neighbouring ones. */
 template <typename T, int V>
 static __global__ void __launch_bounds__(SCATTER_THREADS) scatter_kernel(embed_args a)
 {
     typedef real<T> R;
+    const int step = SCATTER_THREADS * IDS;
     __shared__ int32_t list[SCATTER_LIST];
     __shared__ int counts[SCATTER_THREADS / 32];
     int32_t row = (int32_t)blockIdx.x;
     R *y = static_cast<R *>(a.dst) + row * a.dst_ld;
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, listed = 0;
     bool first = !a.add;
-    for (int64_t from = 0; from < a.tokens || first; from += SCATTER_THREADS) {
-        int64_t token = from + threadIdx.x;
-        bool mine = token < a.tokens && a.rows[token] == row;
-        unsigned votes = __ballot_sync(0xffffffffu, mine);
-        if (__syncthreads_or(mine)) {
+    for (int64_t from = 0; from < a.tokens || first; from += step) {
+        int64_t token = from + threadIdx.x * IDS;
+        bool mine[IDS], any = false;
+#pragma unroll
+        for (int i = 0; i < IDS; i++) {
+            mine[i] = token + i < a.tokens && a.rows[token + i] == row;
+            any = any || mine[i];
+        }
+        if (__syncthreads_or(any)) {
+            int before = 0, of_warp = 0;
+#pragma unroll
+            for (int i = 0; i < IDS; i++) {
+                unsigned votes = __ballot_sync(0xffffffffu, mine[i]);
+                before += __popc(votes & ((1u << lane) - 1u));
+                of_warp += __popc(votes);
+            }
             if (lane == 0)
-                counts[warp] = __popc(votes);
+                counts[warp] = of_warp;
             __syncthreads();
-            int before = listed;
+            before += listed;
             for (int i = 0; i < SCATTER_THREADS / 32; i++) {
                 before += i < warp ? counts[i] : 0;
                 listed += counts[i];
             }
-            if (mine)
-                list[before + __popc(votes & ((1u << lane) - 1u))] = (int32_t)token;
+#pragma unroll
+            for (int i = 0; i < IDS; i++)
+                if (mine[i])
+                    list[before++] = (int32_t)(token + i);
         }
-        bool last = from + SCATTER_THREADS >= a.tokens;
-        if (!last && listed + SCATTER_THREADS <= SCATTER_LIST)
+        bool last = from + step >= a.tokens;
+        if (!last && listed + step <= SCATTER_LIST)
             continue;
         __syncthreads();
         if (listed > 0 || first)

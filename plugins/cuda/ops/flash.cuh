@@ -91,6 +91,21 @@ __device__ __forceinline__ void load_tile(bf16 *to, const bf16 *from, int64_t ld
                                           int64_t valid, int dim, bool vectors)
 {
     const int chunks = D / 8;
+    if (vectors && FLASH_THREADS % chunks == 0) { /* a thread stays in its columns */
+        const int step = FLASH_THREADS / chunks;
+        int row = (int)threadIdx.x / chunks, col = (int)threadIdx.x % chunks * 8;
+        int last = valid < rows ? (int)valid : rows; /* rows there are */
+        bool inside = col < dim;
+        bf16 *p = to + row * tile<D>::ld + col;
+        const bf16 *g = from + row * ld + (inside ? col : 0);
+        for (; row < rows; row += step) {
+            bool there = row < last && inside;
+            copy_16(p, there ? g : from, there);
+            p += step * tile<D>::ld;
+            g += step * ld;
+        }
+        return;
+    }
     for (int i = (int)threadIdx.x; i < rows * chunks; i += FLASH_THREADS) {
         int row = i / chunks, col = i % chunks * 8;
         bf16 *p = to + row * tile<D>::ld + col;

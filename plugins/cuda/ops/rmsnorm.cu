@@ -7,9 +7,9 @@
 #include "../common.cuh"
 
 enum {
-    NORM_THREADS = 256,
+    NORM_THREADS = 128,     /* of a block of warps, each a team */
     NORM_WARP_COLS = 1024,  /* groups up to this width are a warp's */
-    NORM_BACK_BLOCKS = 792, /* of backward; a constant, so that sums do not depend on the device */
+    NORM_BACK_BLOCKS = 528, /* of backward; a constant, so that sums do not depend on the device */
     NORM_REDUCE_SLICES = 8
 };
 
@@ -33,24 +33,66 @@ template <bool WIDE, typename R> static __device__ __forceinline__ R team_sum(R 
     return WIDE ? block_sum(x, shared) : warp_sum(x);
 }
 
-template <typename T, int V, bool WIDE>
-static __global__ void __launch_bounds__(NORM_THREADS) norm_kernel(norm_args a)
+/* The columns of a group that a thread has, V at a time: K pieces in registers, so that all loads
+ * are under way at once and memory is read once; with K = 0 any number, read again when needed. */
+template <typename T, int V, int K, int TEAM> struct columns {
+    pack<T, V> piece[K > 0 ? K : 1];
+
+    __device__ __forceinline__ void load(const T *p, int lane, int64_t n)
+    {
+#pragma unroll
+        for (int i = 0; i < (K > 0 ? K : 1); i++) {
+            int64_t j = (int64_t)(lane + i * TEAM) * V;
+            if (K > 0 && j < n)
+                piece[i] = *reinterpret_cast<const pack<T, V> *>(p + j);
+        }
+    }
+
+    /* Piece i, which starts at column j. */
+    __device__ __forceinline__ void get(const T *p, int i, int64_t j, real<T> *ret) const
+    {
+        if constexpr (K > 0) {
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                ret[k] = to_real(piece[i].x[k]);
+        } else {
+            load_vector<T, V>(p + j, ret);
+        }
+    }
+};
+
+/* Runs the body for every piece of a thread: number i, first column j. */
+#define EACH_PIECE(n)                                                                              \
+    _Pragma("unroll") for (int i = 0; K == 0 || i < K;                                             \
+                           i++) if (int64_t j = (int64_t)(lane + i * TEAM) * V; j >= (n))          \
+    {                                                                                              \
+        if (K == 0)                                                                                \
+            break;                                                                                 \
+    }                                                                                              \
+    else
+
+template <typename T, int V, int THREADS, bool WIDE, int K>
+static __global__ void __launch_bounds__(THREADS) norm_kernel(norm_args a)
 {
     typedef real<T> R;
     __shared__ R shared[32];
-    const int team = WIDE ? NORM_THREADS : 32, teams = NORM_THREADS / team;
-    int lane = (int)threadIdx.x % team;
-    int64_t group = (int64_t)blockIdx.x * teams + threadIdx.x / team;
+    const int TEAM = WIDE ? THREADS : 32, teams = THREADS / TEAM;
+    int lane = (int)threadIdx.x % TEAM;
+    int64_t group = (int64_t)blockIdx.x * teams + threadIdx.x / TEAM;
     if (group >= a.groups)
         return; /* a whole team */
     int64_t row = group / a.heads, head = group % a.heads;
     const T *x = static_cast<const T *>(a.x) + row * a.x_ld + head * a.n;
     const T *w = static_cast<const T *>(a.w);
     T *y = static_cast<T *>(a.y) + row * a.y_ld + head * a.n;
+    columns<T, V, K, TEAM> xs, ws;
+    xs.load(x, lane, a.n);
+    ws.load(w, lane, a.n);
     R sum = 0;
-    for (int64_t j = (int64_t)lane * V; j < a.n; j += (int64_t)team * V) {
+    EACH_PIECE(a.n)
+    {
         R v[V];
-        load_vector<T, V>(x + j, v);
+        xs.get(x, i, j, v);
 #pragma unroll
         for (int k = 0; k < V; k++)
             sum += v[k] * v[k];
@@ -59,10 +101,11 @@ static __global__ void __launch_bounds__(NORM_THREADS) norm_kernel(norm_args a)
     R r = (R)(1.0 / sqrt((double)sum / (double)a.n + a.eps));
     if (lane == 0 && a.r)
         static_cast<R *>(a.r)[row * a.r_ld + head] = r;
-    for (int64_t j = (int64_t)lane * V; j < a.n; j += (int64_t)team * V) {
+    EACH_PIECE(a.n)
+    {
         R v[V], weight[V];
-        load_vector<T, V>(x + j, v);
-        load_vector<T, V>(w + j, weight);
+        xs.get(x, i, j, v);
+        ws.get(w, i, j, weight);
 #pragma unroll
         for (int k = 0; k < V; k++) {
             R normed = v[k] * r;
@@ -74,38 +117,49 @@ static __global__ void __launch_bounds__(NORM_THREADS) norm_kernel(norm_args a)
     }
 }
 
-/* With xh = x r and g = dy w': dx = r (g - xh mean(g xh)), dw = sum over rows of dy xh. */
-template <typename T, int V, bool WIDE>
-static __global__ void __launch_bounds__(NORM_THREADS) norm_back_kernel(norm_args a)
+/* With xh = x r and g = dy w': dx = r (g - xh mean(g xh)), dw = sum over rows of dy xh. A team adds
+ * up dw of its groups, in registers (K > 0) or in shared memory. */
+template <typename T, int V, int THREADS, bool WIDE, int K>
+static __global__ void __launch_bounds__(THREADS, 512 / THREADS) norm_back_kernel(norm_args a)
 {
     typedef real<T> R;
     extern __shared__ __align__(16) unsigned char dynamic[];
     __shared__ R shared[32];
-    const int team = WIDE ? NORM_THREADS : 32, teams = NORM_THREADS / team;
-    int lane = (int)threadIdx.x % team, own = (int)threadIdx.x / team;
-    R *all = reinterpret_cast<R *>(dynamic), *dw = all + own * a.n;
-    R one = a.variant == MT_NORM_ONE_PLUS ? 1 : 0;
+    const int TEAM = WIDE ? THREADS : 32, teams = THREADS / TEAM;
+    int lane = (int)threadIdx.x % TEAM, own = (int)threadIdx.x / TEAM;
+    R *all = reinterpret_cast<R *>(dynamic), *dw = all + own * a.n, one = 0;
+    R sums[K > 0 ? K : 1][V] = {};
     const T *w = static_cast<const T *>(a.w);
-    if (a.part) /* every thread zeroes the columns that it will add to */
-        for (int64_t j = (int64_t)lane * V; j < a.n; j += (int64_t)team * V)
+    if (a.variant == MT_NORM_ONE_PLUS)
+        one = 1;
+    columns<T, V, K, TEAM> xs, ds;
+    if (a.part && K == 0)
+        EACH_PIECE(a.n)
+        {
             for (int k = 0; k < V; k++)
                 dw[j + k] = 0;
+        }
     for (int64_t group = (int64_t)blockIdx.x * teams + own; group < a.groups;
          group += (int64_t)gridDim.x * teams) {
         int64_t row = group / a.heads, head = group % a.heads;
         const T *x = static_cast<const T *>(a.x) + row * a.x_ld + head * a.n;
         const T *dy = static_cast<const T *>(a.dy) + row * a.dy_ld + head * a.n;
+        xs.load(x, lane, a.n);
+        ds.load(dy, lane, a.n);
         R r = static_cast<const R *>(a.r)[row * a.r_ld + head], dot = 0;
-        for (int64_t j = (int64_t)lane * V; j < a.n; j += (int64_t)team * V) {
+        EACH_PIECE(a.n)
+        {
             R v[V], d[V], weight[V];
-            load_vector<T, V>(x + j, v);
-            load_vector<T, V>(dy + j, d);
+            xs.get(x, i, j, v);
+            ds.get(dy, i, j, d);
             load_vector<T, V>(w + j, weight);
 #pragma unroll
             for (int k = 0; k < V; k++) {
                 R term = d[k] * (v[k] * r);
                 dot += (weight[k] + one) * term;
-                if (a.part)
+                if (K > 0)
+                    sums[K > 0 ? i : 0][k] += term;
+                else if (a.part)
                     dw[j + k] += term;
             }
         }
@@ -113,10 +167,11 @@ static __global__ void __launch_bounds__(NORM_THREADS) norm_back_kernel(norm_arg
             continue;
         R mean = team_sum<WIDE>(dot, shared) / (R)a.n;
         T *dx = static_cast<T *>(a.dx) + row * a.dx_ld + head * a.n;
-        for (int64_t j = (int64_t)lane * V; j < a.n; j += (int64_t)team * V) {
+        EACH_PIECE(a.n)
+        {
             R v[V], d[V], weight[V];
-            load_vector<T, V>(x + j, v);
-            load_vector<T, V>(dy + j, d);
+            xs.get(x, i, j, v);
+            ds.get(dy, i, j, d);
             load_vector<T, V>(w + j, weight);
 #pragma unroll
             for (int k = 0; k < V; k++)
@@ -126,8 +181,15 @@ static __global__ void __launch_bounds__(NORM_THREADS) norm_back_kernel(norm_arg
     }
     if (!a.part)
         return;
+    if (K > 0)
+        EACH_PIECE(a.n)
+        {
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                dw[j + k] = sums[K > 0 ? i : 0][k];
+        }
     __syncthreads();
-    for (int64_t j = threadIdx.x; j < a.n; j += NORM_THREADS) {
+    for (int64_t j = threadIdx.x; j < a.n; j += THREADS) {
         R sum = 0;
         for (int t = 0; t < teams; t++)
             sum += all[t * a.n + j];
@@ -165,13 +227,13 @@ static int64_t back_blocks(int64_t groups, int64_t n)
     return blocks < 1 ? 1 : blocks > NORM_BACK_BLOCKS ? NORM_BACK_BLOCKS : blocks;
 }
 
-template <typename T, int V, bool WIDE>
+template <typename T, int V, int THREADS, bool WIDE, int K>
 static void norm_launch(cuda_device *d, cuda_queue *q, const norm_args &a, bool backward)
 {
     int64_t teams = norm_teams(a.n);
     if (!backward) {
-        norm_kernel<T, V, WIDE>
-            <<<(unsigned)ceil_div(a.groups, teams), NORM_THREADS, 0, q->stream>>>(a);
+        norm_kernel<T, V, THREADS, WIDE, K>
+            <<<(unsigned)ceil_div(a.groups, teams), THREADS, 0, q->stream>>>(a);
         return;
     }
     int64_t bytes = a.part ? teams * a.n * (int64_t)sizeof(real<T>) : 0;
@@ -182,29 +244,35 @@ static void norm_launch(cuda_device *d, cuda_queue *q, const norm_args &a, bool 
     }
     if (bytes > 40 << 10)
         cuda_ok(d,
-                cudaFuncSetAttribute(norm_back_kernel<T, V, WIDE>,
+                cudaFuncSetAttribute(norm_back_kernel<T, V, THREADS, WIDE, K>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
                 "rmsnorm");
-    norm_back_kernel<T, V, WIDE>
-        <<<(unsigned)back_blocks(a.groups, a.n), NORM_THREADS, (size_t)bytes, q->stream>>>(a);
+    norm_back_kernel<T, V, THREADS, WIDE, K>
+        <<<(unsigned)back_blocks(a.groups, a.n), THREADS, (size_t)bytes, q->stream>>>(a);
 }
 
 template <typename T>
 static void norm_typed(cuda_device *d, cuda_queue *q, const norm_args &a, bool aligned,
                        bool backward)
 {
-    const int wide = vector_of<T>::width;
-    if (norm_teams(a.n) == 1) {
-        if (aligned)
-            norm_launch<T, wide, true>(d, q, a, backward);
-        else
-            norm_launch<T, 1, true>(d, q, a, backward);
-    } else {
-        if (aligned)
-            norm_launch<T, wide, false>(d, q, a, backward);
-        else
-            norm_launch<T, 1, false>(d, q, a, backward);
-    }
+    /* Three registers of numbers a column are the most that fit: x, dy and the sum of dw. */
+    const int wide = vector_of<T>::width, by_warp = sizeof(T) == 8 ? 0 : NORM_WARP_COLS / wide / 32;
+    const int four = sizeof(T) == 8 ? 0 : 4;
+    bool narrow = norm_teams(a.n) > 1;
+    if (!aligned && narrow)
+        norm_launch<T, 1, NORM_THREADS, false, 0>(d, q, a, backward);
+    else if (!aligned)
+        norm_launch<T, 1, 256, true, 0>(d, q, a, backward);
+    else if (narrow && a.n <= 32 * wide)
+        norm_launch<T, wide, NORM_THREADS, false, 1>(d, q, a, backward);
+    else if (narrow)
+        norm_launch<T, wide, NORM_THREADS, false, by_warp>(d, q, a, backward);
+    else if (a.n <= 4 * 128 * wide)
+        norm_launch<T, wide, 128, true, four>(d, q, a, backward);
+    else if (a.n <= 4 * 256 * wide)
+        norm_launch<T, wide, 256, true, four>(d, q, a, backward);
+    else
+        norm_launch<T, wide, 256, true, 0>(d, q, a, backward);
 }
 
 static norm_args common_args(const mt_op_call *c, const mt_tensor *shape)
