@@ -7,6 +7,12 @@
 
 enum { ROWS = FLASH_WARPS * 16 }; /* of a block: queries, or keys */
 
+/* Blocks of a multiprocessor that registers must suffice for. */
+static constexpr int flash_blocks(int dims)
+{
+    return dims <= 128 ? 3 : 2;
+}
+
 /* From a product q . k, dO . v and the row's statistics: the probability and the gradient of the
  * product without its factor `scale`. */
 struct grad_score {
@@ -79,7 +85,7 @@ static __device__ __forceinline__ void product_of_scores(float (*acc)[4], const 
 /* ---- queries --------------------------------------------------------------------------------- */
 
 template <int DQ, int DV, int BN>
-static __global__ void __launch_bounds__(FLASH_THREADS, 2)
+static __global__ void __launch_bounds__(FLASH_THREADS, flash_blocks(DQ + DV))
     flash_queries_kernel(const __grid_constant__ attn_args a, int stages, bool vectors, bool pairs)
 {
     extern __shared__ __align__(16) unsigned char dynamic[];
@@ -193,7 +199,7 @@ static __device__ __forceinline__ void store_rows(void *to, int64_t ld, int dim,
 /* Everything is transposed: an accumulator's rows are keys, its columns queries. BQ: queries at a
  * time. Wide heads do dk and dv in launches of their own. */
 template <int DQ, int DV, int BQ, bool DO_K, bool DO_V>
-static __global__ void __launch_bounds__(FLASH_THREADS, 2)
+static __global__ void __launch_bounds__(FLASH_THREADS, flash_blocks(DQ + DV))
     flash_keys_kernel(const __grid_constant__ attn_args a, int stages, bool vectors, bool pairs)
 {
     extern __shared__ __align__(16) unsigned char dynamic[];

@@ -153,8 +153,8 @@ static __global__ void __launch_bounds__(WARPS * 32) simple_forward_kernel(attn_
         static_cast<R *>(a.lse)[row * a.lse_ld + head] = best + logarithm(sum);
 }
 
-/* delta of every row and head by a warp each, and low of every row. */
-template <typename T> static __global__ void prepare_kernel(attn_args a)
+/* delta of every row and head by a warp each, and low of every row. V: columns of an access. */
+template <typename T, int V> static __global__ void prepare_kernel(attn_args a)
 {
     typedef real<T> R;
     int lane = (int)threadIdx.x & 31;
@@ -165,8 +165,14 @@ template <typename T> static __global__ void prepare_kernel(attn_args a)
     const T *x = head_row<T>(a.d_out, row, a.d_out_ld, head, a.v_dim);
     const T *y = head_row<T>(a.out, row, a.out_ld, head, a.v_dim);
     R sum = 0;
-    for (int j = lane; j < a.v_dim; j += 32)
-        sum += to_real(x[j]) * to_real(y[j]);
+    for (int j = lane * V; j < a.v_dim; j += 32 * V) {
+        R u[V], v[V];
+        load_vector<T, V>(x + j, u);
+        load_vector<T, V>(y + j, v);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            sum += u[k] * v[k];
+    }
     sum = warp_sum(sum);
     if (lane == 0)
         static_cast<R *>(a.delta)[at] = sum;
@@ -309,7 +315,13 @@ template <typename T> static void backward(cuda_queue *q, const attn_args *a)
 
 template <typename T> static void prepare(cuda_queue *q, const attn_args *a)
 {
-    prepare_kernel<T><<<(unsigned)ceil_div(a->tokens * a->heads, 8), 256, 0, q->stream>>>(*a);
+    const int V = 4, size = V * (int)sizeof(T);
+    unsigned grid = (unsigned)ceil_div(a->tokens * a->heads, 8);
+    if (a->v_dim % V == 0 && a->out_ld % V == 0 && a->d_out_ld % V == 0 &&
+        (uintptr_t)a->out % size == 0 && (uintptr_t)a->d_out % size == 0)
+        prepare_kernel<T, V><<<grid, 256, 0, q->stream>>>(*a);
+    else
+        prepare_kernel<T, 1><<<grid, 256, 0, q->stream>>>(*a);
 }
 
 bool attn_simple_forward(cuda_queue *q, mt_dtype dtype, const attn_args *a)
