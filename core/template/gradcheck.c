@@ -293,6 +293,12 @@ static mt_status check_template(rig *r)
 mt_status gradcheck_template(const tpl *t, int64_t vocab, const mt_backend *backend, void *device)
 {
     void *queue = NULL;
+    mt_device_info info = { .struct_size = sizeof info };
+    backend->info(device, &info);
+    if (!info.unified || !(info.compute_dtypes >> MT_F64 & 1))
+        return status_set(MT_ERR_UNSUPPORTED,
+                          "gradients are checked in FP64 in host memory; backend '%s' has not both",
+                          backend->kind);
     mt_status st = backend->queue_create(device, "gradient check", &queue);
     if (st != MT_OK)
         return st;
