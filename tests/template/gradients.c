@@ -71,11 +71,30 @@ static void saved_bytes(void)
     tpl_destroy(t);
 }
 
+static void info_of_a_gpu(const void *dev, mt_device_info *ret)
+{
+    backend->info(dev, ret);
+    ret->unified = 0;
+}
+
+/* Device memory that the host cannot read is refused, not read. */
+static void needs_host_memory(void)
+{
+    mt_backend gpu = *backend;
+    gpu.info = info_of_a_gpu;
+    tpl *t = NULL;
+    CHECK(tpl_create(zoo[0].name, zoo[0].build, NULL, zoo[0].arg, &t) == MT_OK, "%s",
+          status_text());
+    CHECK(gradcheck_template(t, ZOO_VOCAB, &gpu, device) == MT_ERR_UNSUPPORTED, "it was accepted");
+    tpl_destroy(t);
+}
+
 int main(void)
 {
     backend = zoo_backend(&device);
     RUN(differences);
     RUN(saved_bytes);
+    RUN(needs_host_memory);
     backend->close(device);
     return check_done();
 }
