@@ -62,6 +62,10 @@ static mt_status find_model_type(config *c, const mt_config *hyper, bool manifes
         return root->get_string(root, "model_type", ret);
     if (hyper->has(hyper, "model_type"))
         return hyper->get_string(hyper, "model_type", ret);
+    if (manifest && root->has(root, "model"))
+        return root->reject(root, "model",
+                            "makes this a run manifest; give its run folder, a checkpoint, a model "
+                            "folder, or a model manifest (with 'model_type')");
     return status_set(MT_ERR_INVALID, "%s: key 'model_type' is missing; it names the architecture",
                       c->root->mark.label);
 }

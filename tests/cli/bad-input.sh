@@ -35,6 +35,9 @@ expect 1 'bad.yaml:8:' '512 tokens' 'max_position_embeddings, 128' 'lower it' --
 sed 's/num_key_value_heads: 2/num_key_value_heads: 3/' model.yaml >odd.yaml
 expect 1 'odd.yaml:7:' 'num_key_value_heads' -- train run.yaml model=odd.yaml output_dir=new
 expect 1 'odd.yaml:7:' -- inspect odd.yaml
+expect 1 'run.yaml:1:' "'model' makes this a run manifest" 'its run folder' -- inspect run.yaml
+expect 1 'run.yaml:1:' "'model' makes this a run manifest" -- generate run.yaml --device cpu
+expect 1 'run.yaml:1:' "'model' makes this a run manifest" -- train run.yaml model=run.yaml output_dir=new
 with 's/^train:/train:\n  eval_steps: 5/; s/^  eval_steps: 5$/&/'
 expect 1 'bad.yaml:' 'eval_steps' -- train bad.yaml # given twice
 
