@@ -145,12 +145,16 @@ check 'a refused run leaves no checkpoint' test ! -e new/checkpoints/step-000001
 
 # ---- folders and space -------------------------------------------------------------------------------
 
-if ((EUID == 0)); then readonly_folder=/sys/megatrain; else
+# Nobody can make a folder below a file; a folder without write permission does not stop root.
+if ((EUID == 0)); then
+    : >plain_file
+    readonly_folder=$PWD/plain_file/run
+else
     mkdir sealed && chmod 555 sealed
     readonly_folder=$PWD/sealed/run
 fi
 with "s#output_dir: run#output_dir: $readonly_folder#"
-expect 1 'bad.yaml:4:' "$readonly_folder" 'name a folder that you can write to' -- train bad.yaml
+expect 1 'bad.yaml:4:' "${readonly_folder%/run}" 'name a folder that you can write to' -- train bad.yaml
 
 expect 1 'run.yaml:4:' 'step-000004' 'name another folder' -- train run.yaml checkpoint.resume_from_checkpoint=none
 expect 1 'seed' 'set seed: 3' -- train run.yaml seed=4
