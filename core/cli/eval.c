@@ -12,7 +12,8 @@
 #include <math.h>
 #include <stdio.h>
 
-/* What to evaluate: the checkpoint named, else the run's newest, else the pretrained model. */
+/* What to evaluate: the checkpoint named, else the run's newest, else the pretrained model that the
+ * run would begin with. */
 static mt_status choose_weights(const run_manifest *run, const session *s, const char *checkpoint,
                                 char ret[RUN_FOLDER_PATH])
 {
@@ -22,6 +23,14 @@ static mt_status choose_weights(const run_manifest *run, const session *s, const
         mt_status st = run_folder_find_model(run->output_dir, ret);
         if (st != MT_ERR_NOT_FOUND)
             return st;
+    }
+    if (run->from_scratch && s->source.weights) {
+        const mt_config *c = config_section(run->config, "");
+        return c->reject(c, "init",
+                         "is random and %s has no checkpoint, so there are no trained weights; "
+                         "train first, name a checkpoint with --checkpoint PATH, or set init: "
+                         "pretrained to evaluate %s",
+                         run->output_dir, run->model);
     }
     if (!s->source.weights)
         return status_set(MT_ERR_NOT_FOUND,

@@ -140,6 +140,10 @@ noted=$(sed -n 's/.*"validation_loss": \([0-9.]*\).*/\1/p' run/metrics.jsonl | t
 check "eval agrees with the run: $loss, $noted" \
     awk "BEGIN { d = $loss - $noted; exit !(d < 1e-6 && d > -1e-6) }"
 expect 0 'evaluating run/checkpoints/step-000012' -- eval run.yaml --checkpoint run
+folder=(model=run/checkpoints/step-000012 output_dir=not_begun)
+expect 0 '/run/checkpoints/step-000012' -- eval run.yaml "${folder[@]}"
+expect 1 "'init' is random" 'init: pretrained' -- eval run.yaml "${folder[@]}" init=random
+expect 1 'has no weights' 'train first' -- eval run.yaml output_dir=not_begun
 
 "$megatrain" generate long --prompt 'the light' --max-tokens 40 --seed 4 --device cpu >one 2>err
 check 'generate: exit code 0' test $? = 0
