@@ -98,9 +98,9 @@ static mt_status read_weights(const model *m, const char *path, weights_facts *r
 
 static void print_weights(const char *path, const weights_facts *f)
 {
-    printf("\nweights   %s\n          %s tensors in %lld files, %s elements, %s bytes (%s):", path,
-           human_grouped(f->tensors).s, (long long)f->files, human_grouped(f->elems).s,
-           human_grouped(f->bytes).s, human_bytes(f->bytes).s);
+    printf("\nweights   %s\n          %s tensors in %lld file%s, %s elements, %s bytes (%s):", path,
+           human_grouped(f->tensors).s, (long long)f->files, f->files == 1 ? "" : "s",
+           human_grouped(f->elems).s, human_grouped(f->bytes).s, human_bytes(f->bytes).s);
     for (int t = 0; t < MT_DTYPE_COUNT; t++)
         if (f->dtype[t])
             printf(" %s", mt_dtype_name(t));

@@ -56,7 +56,7 @@ static int run_train(const cli_command *self, int argc, char **argv)
 {
     cli_list dirs = { 0 };
     session_engine_options how = { 0 };
-    int64_t chaos = 0;
+    int64_t chaos = INT64_MIN; /* not given */
     const cli_option options[] = {
         { "serial", CLI_FLAG, &how.serial, NULL, "one queue, no overlap; the same bits" },
         { "chaos", CLI_INT, &chaos, "SEED", "random delays and poisoned buffers; the same bits" },
@@ -66,9 +66,9 @@ static int run_train(const cli_command *self, int argc, char **argv)
     };
     int words = 0, rc = cli_parse(self, options, argc, argv, &words);
     run_manifest *run = NULL;
-    if (rc == CLI_GO_ON && chaos < 0)
+    if (rc == CLI_GO_ON && chaos != INT64_MIN && chaos < 1)
         rc = cli_usage(self, "--chaos needs a seed above 0, not %lld", (long long)chaos);
-    how.chaos = (uint64_t)chaos;
+    how.chaos = chaos > 0 ? (uint64_t)chaos : 0;
     if (rc == CLI_GO_ON)
         rc = cli_read_run(self, argv, words, &run);
     if (rc != CLI_GO_ON)

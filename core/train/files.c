@@ -38,7 +38,7 @@ mt_status files_make_folders(const char *path)
         part[i] = '\0';
         int e = mkdir(part, 0777) < 0 ? errno : 0;
         if (e && !files_is_folder(part)) {
-            errno = e;
+            errno = e == EEXIST ? ENOTDIR : e;
             return io_fail(part, "make the folder");
         }
         part[i] = c;

@@ -68,7 +68,8 @@ typedef struct loop {
     schedule schedule;
     checkpoint_state state;
     metrics *metrics;
-    int64_t saved_step; /* of the newest checkpoint; -1: none */
+    int64_t saved_step;         /* of the newest checkpoint; -1: none */
+    char good[RUN_FOLDER_PATH]; /* the newest checkpoint not made amid skipped steps */
     double loss, validation_loss;
     bool data_failed; /* what failed is the data or an evaluation: weights and states are good */
     double ended;     /* when the step before ended */
@@ -80,6 +81,12 @@ static double now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The sign of a NaN says nothing, and is printed all the same. */
+static double positive_nan(double x)
+{
+    return isnan(x) ? (double)NAN : x;
 }
 
 static int64_t count_steps(const session *s, const run_manifest *run)
@@ -143,7 +150,7 @@ mt_status train_evaluate(session *s, const run_manifest *run, double *ret_loss,
     if (targets == 0)
         return status_set(MT_ERR_INVALID, "the validation split has no target tokens; give the "
                                           "data section more text or another split");
-    *ret_loss = sum / (double)targets;
+    *ret_loss = positive_nan(sum / (double)targets);
     *ret_targets = targets;
     return MT_OK;
 }
@@ -188,13 +195,15 @@ static mt_status save(loop *l)
         st = checkpoint_save(l->s->store, &l->state, &options, l->format, write_config,
                              &l->s->source);
     if (st != MT_OK)
-        return status_prefix(st, "step %lld cannot be saved", (long long)l->state.step);
+        return st;
     l->saved_step = l->state.step;
     st = checkpoint_latest(l->folder.checkpoints, l->folder.resume, sizeof l->folder.resume);
     if (st != MT_OK)
         return st;
     log_write(MT_LOG_INFO, "step %lld: saved %s in %s", (long long)l->state.step, l->folder.resume,
               human_seconds(now() - began).s);
+    if (l->state.skipped_in_a_row == 0)
+        strcpy(l->good, l->folder.resume);
     l->ended = now();
     return MT_OK;
 }
@@ -254,6 +263,8 @@ static mt_status begin(loop *l)
         if (st != MT_OK)
             return status_prefix(st, "cannot resume from %s", l->folder.resume);
         l->saved_step = l->state.step;
+        if (l->state.skipped_in_a_row == 0)
+            strcpy(l->good, l->folder.resume);
         log_write(MT_LOG_INFO, "resuming from %s: step %lld of %lld done%s", l->folder.resume,
                   (long long)l->state.step, (long long)l->schedule.total,
                   l->state.step >= l->schedule.total ? "; nothing is left to do" : "");
@@ -316,22 +327,29 @@ static void show_progress(loop *l, const metrics_step *m)
 /* A step whose numbers were bad: nothing was changed; go on or give up? */
 static mt_status handle_bad_numbers(loop *l, const metrics_step *m)
 {
+    char what[96], then[RUN_FOLDER_PATH + 96];
+    snprintf(what, sizeof what, "loss %g, gradient norm %g", m->loss, m->grad_norm);
+    if (!l->good[0])
+        snprintf(then, sizeof then, "start again (no checkpoint is from before)");
+    else if (strcmp(l->good, l->folder.resume) == 0)
+        snprintf(then, sizeof then, "resume from %s", l->good);
+    else
+        snprintf(then, sizeof then, "remove the checkpoints after %s and resume from it", l->good);
+
     l->state.skipped_in_a_row++;
-    log_write(MT_LOG_WARNING,
-              "step %lld: loss %g, gradient norm %g: not finite; the step changed nothing",
-              (long long)m->step, m->loss, m->grad_norm);
+    log_write(MT_LOG_WARNING, "step %lld: %s: not finite; the step changed nothing",
+              (long long)m->step, what);
     if (l->run->on_bad_numbers == RUN_STOP)
         return status_set(MT_ERR_NUMERIC,
-                          "step %lld: loss %g, gradient norm %g are not finite and "
-                          "on_bad_numbers is 'stop'; lower learning_rate or look at the data, then "
-                          "resume from the last checkpoint",
-                          (long long)m->step, m->loss, m->grad_norm);
+                          "step %lld: %s: not finite, and on_bad_numbers is 'stop'; lower "
+                          "learning_rate or look at the data, then %s",
+                          (long long)m->step, what, then);
     if (l->state.skipped_in_a_row > l->run->max_skipped)
         return status_set(MT_ERR_NUMERIC,
                           "step %lld: not finite %lld times in a row (max_skipped is %lld); lower "
-                          "learning_rate or look at the data, then resume from the last checkpoint",
+                          "learning_rate or look at the data, then %s",
                           (long long)m->step, (long long)l->state.skipped_in_a_row,
-                          (long long)l->run->max_skipped);
+                          (long long)l->run->max_skipped, then);
     return MT_OK;
 }
 
@@ -361,12 +379,12 @@ static mt_status do_step(loop *l)
     l->state.tokens += batch->tokens;
     l->state.targets += batch->n_targets;
     l->state.data = data_tell(l->s->train);
-    l->loss = r.loss_sum / (double)r.n_targets;
+    l->loss = positive_nan(r.loss_sum / (double)r.n_targets);
 
     double context = (double)batch->tokens / (double)documents;
     metrics_step m = { .step = l->state.step,
                        .loss = l->loss,
-                       .grad_norm = r.grad_norm,
+                       .grad_norm = positive_nan(r.grad_norm),
                        .lr = params.lr,
                        .tokens = batch->tokens,
                        .targets = batch->n_targets,

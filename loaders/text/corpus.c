@@ -268,8 +268,8 @@ mt_status text_corpus_open(const mt_config *config, const char *key, const char 
     }
     if (!status && c.n_docs == 0)
         status = config->reject(config, key,
-                                "no document of at least two bytes in %lld files; expected text",
-                                (long long)l.n);
+                                "no document of at least two bytes in %lld file%s; expected text",
+                                (long long)l.n, l.n == 1 ? "" : "s");
     if (!status && c.skipped)
         text_log(MT_LOG_INFO, "%s: documents of a single byte, left out: %lld", key,
                  (long long)c.skipped);

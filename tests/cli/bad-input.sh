@@ -171,9 +171,18 @@ sed -i 's/"optimizer_step": 4/"optimizer_step": 5/' changed/checkpoints/step-000
 expect 1 'state.json: its values have checksum' -- train run.yaml output_dir=changed
 
 # Steps that are skipped must not push the checkpoints before them out.
-expect 1 'not finite 11 times in a row' -- train run.yaml output_dir=skips train.learning_rate=1e6 \
+expect 1 'not finite 11 times in a row' \
+    'remove the checkpoints after skips/checkpoints/step-000004 and resume' \
+    -- train run.yaml output_dir=skips train.learning_rate=1e6 \
     train.max_steps=60 checkpoint.save_steps=1
 check 'the last good checkpoint stays' test -s skips/checkpoints/step-000004/state.json
+
+expect 1 'gradient norm nan' 'then start again' -- train run.yaml output_dir=stops \
+    train.learning_rate=1e6 train.on_bad_numbers=stop checkpoint.save_steps=0
+touch plain
+expect 1 'output_dir' 'plain: cannot make the folder: Not a directory' -- train run.yaml \
+    output_dir=plain/below
+expect 2 '--chaos needs a seed above 0, not 0' -- train run.yaml --chaos 0
 
 # A second process finds the folder locked before it looks at what is in it.
 rm -rf busy && cp -r run busy
@@ -203,7 +212,7 @@ cp -r run full
     "$megatrain" train run.yaml output_dir=full >out 2>&1
 )
 check 'no space: exit code 1' test $? = 1
-check 'no space: says what could not be written' grep -q 'cannot be saved.*File too large' out
+check 'no space: says what could not be written' grep -q 'cannot save step.*File too large' out
 check 'no space: the checkpoint before is whole' same_checkpoint "$model" full/checkpoints/step-000004
 expect 0 'resuming from full/checkpoints/step-000004' 'finished' -- train run.yaml output_dir=full
 done_testing
