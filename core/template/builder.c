@@ -123,37 +123,24 @@ static mt_val build_param(mt_builder *mb, const mt_param_info *info)
     struct tpl_graph *g = b->g;
     if (b->status != MT_OK)
         return MT_NONE;
-    if (!info->name || !info->name[0] || info->cols < 1 || info->rows < 0 ||
-        (info->rows > 0 && info->cols > INT64_MAX / 16 / info->rows)) {
-        refuse(b, "parameter '%s': shape [%lld, %lld] cannot be", info->name ? info->name : "",
-               (long long)info->rows, (long long)info->cols);
-        return MT_NONE;
-    }
-    if (info->init < MT_INIT_ZEROS || info->init > MT_INIT_NORMAL || !(info->init_std >= 0.0f)) {
-        refuse(b, "parameter '%s': unknown initialisation %d or negative deviation %g", info->name,
-               info->init, (double)info->init_std);
+    mt_param_info copy;
+    mt_status status = graph_copy_param(info, &g->mem, &copy);
+    if (status != MT_OK) {
+        b->status = status_prefix(status, "template '%s'", b->name);
         return MT_NONE;
     }
     for (int32_t i = 0; i < g->n_params; i++)
-        if (strcmp(g->params[i].info.name, info->name) == 0) {
-            refuse(b, "parameter '%s' is declared twice; use the value again instead", info->name);
+        if (strcmp(g->params[i].info.name, copy.name) == 0) {
+            refuse(b, "parameter '%s' is declared twice; use the value again instead", copy.name);
             return MT_NONE;
         }
     if (!grow((void **)&g->params, g->n_params, &g->cap_params, sizeof *g->params)) {
         b->status = MT_ERR_NOMEM;
         return MT_NONE;
     }
-    tpl_param *p = &g->params[g->n_params];
-    *p = (tpl_param){ .info = *info };
-    if (info->rows == 0)
-        p->info.flags |= MT_PARAM_NO_DECAY;
-    p->elems = (info->rows ? info->rows : 1) * info->cols;
-    p->info.name = arena_strdup(&g->mem, info->name);
-    if (!p->info.name) {
-        b->status = MT_ERR_NOMEM;
-        return MT_NONE;
-    }
-    mt_shape shape = { { 0, 0, info->rows ? info->rows : 1 }, info->cols, MT_KIND_COMPUTE, 1 };
+    int64_t rows = copy.rows ? copy.rows : 1;
+    g->params[g->n_params] = (tpl_param){ .info = copy, .elems = rows * copy.cols };
+    mt_shape shape = { { 0, 0, rows }, copy.cols, MT_KIND_COMPUTE, 1 };
     return add_value(b, VALUE_PARAM, shape, -1, g->n_params++);
 }
 

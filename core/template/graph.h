@@ -73,4 +73,8 @@ typedef struct graph_choice {
 /* Bytes of `ret`'s arrays come from `mem`. */
 mt_status graph_choose(const struct tpl_graph *g, tpl_policy policy, arena *mem, graph_choice *ret);
 
+/* Checks a parameter's declaration and copies it deeply into `mem`: the defaults of its sources are
+ * filled in, and it has at least one layout. Errors name the parameter. */
+mt_status graph_copy_param(const mt_param_info *info, arena *mem, mt_param_info *ret);
+
 #endif

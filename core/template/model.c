@@ -195,6 +195,8 @@ static mt_status list_own(maker *k, int32_t u)
         if (!name)
             return MT_ERR_NOMEM;
         m->params[m->n_params] = (model_param){ .name = name,
+                                                .prefix = k->units[u].prefix,
+                                                .info = &p->info,
                                                 .unit = u,
                                                 .flags = p->info.flags,
                                                 .offset = p->offset,

@@ -10,10 +10,12 @@
 
 /* One unique parameter. */
 typedef struct model_param {
-    const char *name; /* full Hugging Face name */
-    int32_t unit;     /* owner */
-    uint32_t flags;   /* MT_PARAM_* */
-    int64_t offset;   /* elements into the owner's flat store */
+    const char *name;          /* full name: the unit's prefix, then the declared name */
+    const char *prefix;        /* of the unit, to which the names of sources are relative */
+    const mt_param_info *info; /* the declaration: stack, layouts */
+    int32_t unit;              /* owner */
+    uint32_t flags;            /* MT_PARAM_* */
+    int64_t offset;            /* elements into the owner's flat store */
     int64_t elems;
     int64_t rows, cols; /* rows == 0: a vector, shape [cols] */
     mt_init init;

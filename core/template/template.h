@@ -26,11 +26,19 @@ enum { TPL_PARAM_ALIGN = 64 };
 /* A parameter slot. In the unit's flat buffer, slots that the unit owns come first and in the same
  * order and at the same element offsets as in the host store; aliases follow. */
 typedef struct tpl_param {
-    mt_param_info info; /* strings live with the template */
+    mt_param_info info; /* lives with the template; always with a layout, without defaults */
     int64_t offset;     /* elements from the start of the flat layout */
     int64_t elems;      /* rows * cols, or cols for a vector */
     bool gathered;      /* rows are picked by the batch; last among the owned slots */
 } tpl_param;
+
+/* A parameter as sources (mt_source) see it: so many matrices of so many rows and columns. A vector
+ * is a matrix of one column, a parameter that is no stack one matrix. [pure] */
+int64_t tpl_matrices(const mt_param_info *p);
+int64_t tpl_matrix_rows(const mt_param_info *p);
+int64_t tpl_matrix_cols(const mt_param_info *p);
+/* Does it consist of vectors? */
+bool tpl_is_vector(const mt_param_info *p);
 
 typedef struct tpl {
     const char *name;

@@ -101,7 +101,11 @@ struct world_config {
 
 static mt_val norm(mt_builder *b, const struct world_config *c, mt_val x, const char *name)
 {
-    mt_param_info p = { sizeof p, MT_PARAM_NO_DECAY, name, 0, c->hidden, MT_INIT_ONES, 0.0f };
+    mt_param_info p = { .struct_size = sizeof p,
+                        .flags = MT_PARAM_NO_DECAY,
+                        .name = name,
+                        .cols = c->hidden,
+                        .init = MT_INIT_ONES };
     if (c->frozen_norms)
         p.flags |= MT_PARAM_FROZEN;
     return mt_rmsnorm(b, x, b->api->param(b, &p), &(mt_rmsnorm_attr){ .eps = 1e-5, .heads = 1 });

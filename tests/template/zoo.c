@@ -151,7 +151,13 @@ static mt_status reuse(mt_builder *b, const void *arch, const void *arg)
 static mt_status frozen(mt_builder *b, const void *arch, const void *arg)
 {
     (void)arch, (void)arg;
-    mt_param_info p = { sizeof p, MT_PARAM_FROZEN, "w", H, H, MT_INIT_NORMAL, 0.3f };
+    mt_param_info p = { .struct_size = sizeof p,
+                        .flags = MT_PARAM_FROZEN,
+                        .name = "w",
+                        .rows = H,
+                        .cols = H,
+                        .init = MT_INIT_NORMAL,
+                        .init_std = 0.3f };
     mt_val x = mt_input(b, 0, H);
     mt_output(b, 0,
               mt_linear(b, mt_linear(b, x, b->api->param(b, &p), MT_NONE), weight(b, "v", 3, H),

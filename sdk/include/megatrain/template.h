@@ -46,6 +46,44 @@ enum {
     MT_PARAM_ALIAS = 1u << 2     /* `name` is a full name that another unit owns (tied head) */
 };
 
+enum {
+    /* Each matrix stands transposed in the file: [cols, rows], (in, out). */
+    MT_SOURCE_TRANSPOSED = 1u << 0,
+    /* Each matrix stands as [rows, 1, cols]: the weight of a depthwise convolution. */
+    MT_SOURCE_MIDDLE_ONE = 1u << 1
+};
+
+/* A tensor of a checkpoint, or a part of its rows, and the rows of the parameter that it fills; the
+ * same description imports and exports. `name` lacks the unit's prefix. Where the parameter is a
+ * stack of matrices (mt_param_info::stack) and the name contains "{}", there is one tensor for
+ * each,
+ * "{}" standing for its index: [rows, cols]. Without "{}" one tensor holds them all: [stack, rows,
+ * cols]. Below, "row" is a row of one matrix; for vectors, stacked or not, an element of one vector
+ * (tensors are then [n] or [stack, n]).
+ *
+ * Row t of n_rows rows, t = 0 .. n_rows-1, is the parameter's row first_row + t and the tensor's
+ * row from_row + t / block * step + t % block. GPT-OSS's gate_up_proj has gate rows at 0, 2, 4 ...
+ * and up rows at 1, 3, 5 ...: { .n_rows = I, .step = 2 } and { .first_row = I, .n_rows = I,
+ * .from_row = 1, .step = 2 }, both of the same name. A tensor may also be shared by several
+ * parameters of a unit (a packed qkv_proj). All its rows are used exactly once, and so its shape
+ * follows. */
+typedef struct mt_source {
+    const char *name;
+    uint32_t flags; /* MT_SOURCE_* */
+    uint32_t reserved;
+    int64_t first_row, n_rows; /* of each of the parameter's matrices; n_rows 0: to the last */
+    int64_t from_row;          /* of the tensor */
+    int64_t block, step;       /* blocks of `block` rows (0: 1) start `step` apart (0: `block`) */
+} mt_source;
+
+/* One way in which a parameter may stand in a checkpoint: sources that fill each of its rows once.
+ */
+typedef struct mt_param_layout {
+    const mt_source *sources;
+    uint32_t n_sources;
+    uint32_t reserved;
+} mt_param_layout;
+
 /* A parameter as an architecture declares it. `name` is the Hugging Face tensor name without the
  * unit's prefix (the full name for an alias). A vector has rows == 0 and shape [cols] in a
  * checkpoint, a matrix has shape [rows, cols] = [out, in]. */
@@ -57,6 +95,15 @@ typedef struct mt_param_info {
     int64_t cols;
     mt_init init;
     float init_std;
+    /* Number of equal matrices or vectors (experts) stacked by rows; 0: no stack. The parameter is
+     * [stack, rows / stack, cols] in truth; rows == stack says that it is a stack of vectors,
+     * [stack, cols], which weight decay does not touch. */
+    int64_t stack;
+    /* How it may stand in a checkpoint. Loading takes the first layout of which all tensors are
+     * there, export writes layouts[0]. None: a tensor of its own name and shape. Copied. */
+    const mt_param_layout *layouts;
+    uint32_t n_layouts;
+    uint32_t reserved;
 } mt_param_info;
 
 /* ---- attributes of the built-in operations -------------------------------------------------- */
@@ -176,14 +223,14 @@ static inline void mt_output(mt_builder *b, uint32_t index, mt_val v)
 static inline mt_val mt_matrix(mt_builder *b, const char *name, int64_t rows, int64_t cols,
                                double std)
 {
-    mt_param_info p = { sizeof p, 0, name, rows, cols, MT_INIT_NORMAL, (float)std };
+    mt_param_info p = { sizeof p, 0, name, rows, cols, MT_INIT_NORMAL, (float)std, 0, NULL, 0, 0 };
     return b->api->param(b, &p);
 }
 
 /* A [n] weight (norm, bias) with a constant initial value, never decayed. [main] */
 static inline mt_val mt_vector(mt_builder *b, const char *name, int64_t n, mt_init init)
 {
-    mt_param_info p = { sizeof p, MT_PARAM_NO_DECAY, name, 0, n, init, 0.0f };
+    mt_param_info p = { sizeof p, MT_PARAM_NO_DECAY, name, 0, n, init, 0.0f, 0, NULL, 0, 0 };
     return b->api->param(b, &p);
 }
 
@@ -191,7 +238,47 @@ static inline mt_val mt_vector(mt_builder *b, const char *name, int64_t n, mt_in
  * before the one update. [main] */
 static inline mt_val mt_alias(mt_builder *b, const char *full_name, int64_t rows, int64_t cols)
 {
-    mt_param_info p = { sizeof p, MT_PARAM_ALIAS, full_name, rows, cols, MT_INIT_ZEROS, 0.0f };
+    mt_param_info p = { sizeof p, MT_PARAM_ALIAS, full_name, rows, cols, MT_INIT_ZEROS, 0.0f,
+                        0,        NULL,           0,         0 };
+    return b->api->param(b, &p);
+}
+
+/* `stack` matrices [rows, cols] as one weight [stack * rows, cols], N(0, std), decayed: all experts
+ * of a layer. `layouts` says where they stand in a checkpoint (mt_param_info); it and what it
+ * points to are copied. Mixtral's gate and up projections of width I, stacked gate over up:
+ *
+ *   mt_source w[2] = { { .name = "block_sparse_moe.experts.{}.w1.weight", .n_rows = I },
+ *                      { .name = "block_sparse_moe.experts.{}.w3.weight", .first_row = I } };
+ *   mt_source fused[1] = { { .name = "mlp.experts.gate_up_proj" } };
+ *   mt_param_layout l[2] = { { w, 2, 0 }, { fused, 1, 0 } };
+ *   mt_val gate_up = mt_stacked(b, "mlp.experts.gate_up_proj", E, 2 * I, H, std, l, 2);
+ * [main] */
+static inline mt_val mt_stacked(mt_builder *b, const char *name, int64_t stack, int64_t rows,
+                                int64_t cols, double std, const mt_param_layout *layouts,
+                                uint32_t n_layouts)
+{
+    mt_param_info p = { sizeof p,   0,     name,    stack * rows, cols, MT_INIT_NORMAL,
+                        (float)std, stack, layouts, n_layouts,    0 };
+    return b->api->param(b, &p);
+}
+
+/* `stack` vectors [n] as one weight [stack, n] (the experts' biases), never decayed. [main] */
+static inline mt_val mt_stacked_vectors(mt_builder *b, const char *name, int64_t stack, int64_t n,
+                                        mt_init init, const mt_param_layout *layouts,
+                                        uint32_t n_layouts)
+{
+    mt_param_info p = { sizeof p, MT_PARAM_NO_DECAY, name,      stack, n, init, 0.0f,
+                        stack,    layouts,           n_layouts, 0 };
+    return b->api->param(b, &p);
+}
+
+/* A matrix, or a vector where rows is 0, of which checkpoints hold something else than a tensor of
+ * its own name and shape. [main] */
+static inline mt_val mt_laid_out(mt_builder *b, const char *name, int64_t rows, int64_t cols,
+                                 mt_init init, double std, const mt_param_layout *layouts,
+                                 uint32_t n_layouts)
+{
+    mt_param_info p = { sizeof p, 0, name, rows, cols, init, (float)std, 0, layouts, n_layouts, 0 };
     return b->api->param(b, &p);
 }
 
