@@ -324,6 +324,7 @@ static void run_step(engine *e, const step_batch *batch, bool update,
                      const engine_step_params *params)
 {
     bool clip = e->p->request.max_grad_norm > 0;
+    e->traffic.first_event = atomic_load(&e->time.next);
     e->step = (step_state){ .batch = batch,
                             .update = update,
                             .immediate = update && !clip,

@@ -48,6 +48,14 @@ typedef struct engine_result {
     double seconds; /* wall time of the step as the caller saw it */
     double compute_seconds; /* compute queue busy */
     double wait_seconds[ENGINE_WAITS];
+    /* Weights in and gradients out: how much, and how long their queues were at it (what copy-out
+     * waits for on the host included). */
+    int64_t copy_in_bytes, copy_out_bytes;
+    double copy_in_seconds, copy_out_seconds;
+    /* Updates that were finished since the step before: with clipping those of the step before.
+     * Seconds are of all workers together, as if every one had been busy. */
+    int64_t updated_elems;
+    double update_seconds;
 } engine_result;
 
 /* Allocates everything that the plan lists, and nothing later. [main] */

@@ -88,6 +88,7 @@ static void copy_slice(engine *e, const work *w, const float *src, int64_t n)
 {
     int64_t i = e->flight_tail++ % LAYOUT_SLABS;
     chaos_delay(e, e->q_out, &e->lander_rng);
+    e->traffic.out_bytes += n * 4;
     e->b->copy_out(e->dev, e->q_out, w->slab, src, n * 4);
     enqueued(e, e->q_out);
     e->b->event_record(e->dev, e->slab_event[i], e->q_out);
@@ -114,6 +115,7 @@ static void land_dense(engine *e, const contribution *c, const float *src)
     w.slice = layout_slice(p, e->l.slab_elems);
     if (plane && c->first) {
         chaos_delay(e, e->q_out, &e->lander_rng);
+        e->traffic.out_bytes += p->elems * 4;
         e->b->copy_out(e->dev, e->q_out, plane, src, p->elems * 4);
         enqueued(e, e->q_out);
         if (c->update)
@@ -148,6 +150,7 @@ static void land_rows(engine *e, const contribution *c, const float *src, int32_
     pool_wait_param(e, c->param);
     e->packed_param = c->param;
     chaos_delay(e, e->q_out, &e->lander_rng);
+    e->traffic.out_bytes += e->set[set].n_rows * p->cols * 4;
     e->b->copy_out(e->dev, e->q_out, e->packed_grads, src, e->set[set].n_rows * p->cols * 4);
     enqueued(e, e->q_out);
     e->b->event_record(e->dev, landed, e->q_out);

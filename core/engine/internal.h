@@ -49,6 +49,14 @@ typedef struct timeline {
     bool detailed; /* every micro-batch and slice, for --trace */
 } timeline;
 
+/* What was moved and updated since the last step was accounted for. */
+typedef struct traffic {
+    _Atomic int64_t in_bytes, out_bytes;
+    _Atomic int64_t updated_elems;
+    _Atomic uint64_t update_ns; /* summed over workers */
+    int64_t first_event;        /* of the step */
+} traffic;
+
 /* What one pass of a unit waited for, for the step's accounting. */
 typedef struct pass_record {
     int64_t compute, copy_in, copy_out, batch; /* timeline indices, -1: none */
@@ -220,6 +228,7 @@ struct engine {
     step_state step;
     pool pool;
     timeline time;
+    traffic traffic;
     pass_record *record;
     int64_t n_records, cap_records;
     uint64_t rng; /* chaos, main thread */

@@ -198,6 +198,7 @@ static void copy_planes(engine *e, const weight_buffer *w, int64_t at, const uin
 {
     char *dst = (char *)w->data + at * e->esize;
     chaos_delay(e, e->q_in, &e->rng);
+    e->traffic.in_bytes += n * e->esize;
     if (e->esize == 2) {
         e->b->copy_in(e->dev, e->q_in, dst, hi, n * 2);
         enqueued(e, e->q_in);

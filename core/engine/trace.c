@@ -57,6 +57,32 @@ static uint64_t overlap(uint64_t a0, uint64_t a1, uint64_t b0, uint64_t b1)
     return to > from ? to - from : 0;
 }
 
+static void account_traffic(engine *e, engine_result *ret)
+{
+    uint64_t in = 0, out = 0;
+    int64_t end = atomic_load(&e->time.next);
+    int64_t first = e->traffic.first_event;
+    if (end - first > e->time.n_events)
+        first = end - e->time.n_events;
+    for (int64_t k = first; k < end; k++) {
+        int64_t i = k % e->time.n_events;
+        const timeline_event *v = &e->time.event[i];
+        uint64_t from = e->time.ns[2 * i], to = e->time.ns[2 * i + 1];
+        if (!from || to < from)
+            continue;
+        in += v->kind == EVENT_COPY_IN ? to - from : 0;
+        out += v->kind == EVENT_COPY_OUT ? to - from : 0;
+    }
+    traffic *t = &e->traffic;
+    int32_t workers = e->pool.n_threads ? e->pool.n_threads : 1;
+    ret->copy_in_bytes = atomic_exchange(&t->in_bytes, 0);
+    ret->copy_out_bytes = atomic_exchange(&t->out_bytes, 0);
+    ret->copy_in_seconds = (double)in * 1e-9;
+    ret->copy_out_seconds = (double)out * 1e-9;
+    ret->updated_elems = atomic_exchange(&t->updated_elems, 0);
+    ret->update_seconds = (double)atomic_exchange(&t->update_ns, 0) * 1e-9 / workers;
+}
+
 /* Splits the time since `from` into busy and waiting. A gap before a pass is charged to the
  * dependency of the pass that was met last; of a gap charged to weights, the part during which
  * their copy-in could not start because of the optimizer is the optimizer's. */
@@ -89,6 +115,7 @@ void time_account(engine *e, uint64_t from, engine_result *ret)
     ret->compute_seconds = (double)busy * 1e-9;
     for (int k = 0; k < ENGINE_WAITS; k++)
         ret->wait_seconds[k] = (double)wait[k] * 1e-9;
+    account_traffic(e, ret);
 }
 
 /* ---- the file --------------------------------------------------------------------------------

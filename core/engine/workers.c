@@ -135,13 +135,17 @@ static void run_timed(engine *e, const work *w, int64_t first, int32_t worker, m
         [WORK_GATHER] = EVENT_GATHER
     };
     int64_t n = w->end - first < w->slice ? w->end - first : w->slice;
-    uint64_t from = e->time.detailed ? time_now() : 0;
+    uint64_t from = time_now();
     *ret = run_slice(e, w, first, n);
+    uint64_t to = time_now();
+    if (is_update(w)) {
+        e->traffic.updated_elems += n;
+        e->traffic.update_ns += to - from;
+    }
     if (e->chaos && w->slab)
         memset(w->slab, 0xff, (size_t)e->l.slab_elems * sizeof *w->slab);
     if (e->time.detailed)
-        time_span(e, TRACK_WORKER + worker, kind[w->kind], e->m->params[w->param].unit, from,
-                  time_now());
+        time_span(e, TRACK_WORKER + worker, kind[w->kind], e->m->params[w->param].unit, from, to);
 }
 
 /* ---- the pool --------------------------------------------------------------------------------

@@ -373,6 +373,46 @@ static void bad_batches_are_refused(void)
     world_close(&w);
 }
 
+/* Serial, so that a step's updates are over when it returns. */
+static void traffic_is_counted(void)
+{
+    for (int clip = 0; clip < 2; clip++) {
+        world_options o = training(MT_F32);
+        o.serial = true;
+        o.request.max_grad_norm = clip ? 1 : -1;
+        world w;
+        world_open(&o, &w);
+        step_batch *b = world_batch(1, 4, 24, 3, WORLD_VOCAB);
+        bool used[WORLD_VOCAB] = { false };
+        int64_t rows = 0;
+        for (int64_t i = 0; i < b->n; i++)
+            for (int64_t t = 0; t < b->micro[i].tokens; t++) {
+                rows += !used[b->micro[i].ids[t]];
+                used[b->micro[i].ids[t]] = true;
+            }
+        int64_t gradients = 0, first_units = 0;
+        for (int32_t i = 0; i < w.m->n_params; i++) {
+            const model_param *p = &w.m->params[i];
+            int64_t elems = p->gathered ? rows * p->cols : p->elems;
+            gradients += elems;
+            first_units += p->unit < w.m->n_units - w.p->weight_buffers ? elems : 0;
+        }
+        for (int i = 1; i <= 2; i++) {
+            engine_result r;
+            step(&w, b, i, &r);
+            CHECK(r.copy_out_bytes == 4 * gradients, "%lld", (long long)r.copy_out_bytes);
+            /* Padding between parameters is streamed with them. */
+            CHECK(r.copy_in_bytes >= 4 * (gradients + first_units), "%lld",
+                  (long long)r.copy_in_bytes);
+            CHECK(r.updated_elems == w.m->total_params, "%lld", (long long)r.updated_elems);
+            CHECK(r.copy_in_seconds > 0 && r.copy_out_seconds > 0 && r.update_seconds > 0);
+            CHECK(r.copy_in_seconds < r.seconds && r.copy_out_seconds < r.seconds);
+        }
+        world_batch_free(b);
+        world_close(&w);
+    }
+}
+
 int main(void)
 {
     RUN(policies_give_the_same_bits);
@@ -385,6 +425,7 @@ int main(void)
     RUN(unused_rows_decay_all_the_same);
     RUN(training_lowers_the_loss);
     RUN(memory_does_not_grow);
+    RUN(traffic_is_counted);
     RUN(bad_batches_are_refused);
     return check_done();
 }
