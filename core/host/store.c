@@ -211,14 +211,27 @@ uint64_t store_hash(const store *s)
 
 enum { INIT_CHUNK = 1 << 18 };
 
+/* A prime, so that the rows of a matrix differ. */
+enum { PATTERN = 65521 };
+
 typedef struct init_job {
     store *s;
     uint64_t seed;
+    const float *pattern; /* [PATTERN] standard normals; NULL: draw every element */
 } init_job;
 
 static int64_t init_chunks(const model_param *p)
 {
     return (p->elems + INIT_CHUNK - 1) / INIT_CHUNK;
+}
+
+static void repeat_pattern(const float *pattern, int64_t first, int64_t n, float *ret)
+{
+    int64_t at = first % PATTERN;
+    for (int64_t i = 0; i < n; i++) {
+        ret[i] = pattern[at++];
+        at = at == PATTERN ? 0 : at;
+    }
 }
 
 static void init_chunk(void *arg, int64_t chunk)
@@ -236,7 +249,9 @@ static void init_chunk(void *arg, int64_t chunk)
     for (int64_t i = first; i < end; i += PIECE) {
         float x[PIECE] = { 0 };
         int64_t n = end - i < PIECE ? end - i : PIECE;
-        if (p->init == MT_INIT_NORMAL)
+        if (p->init == MT_INIT_NORMAL && job->pattern)
+            repeat_pattern(job->pattern, (int64_t)(key % PATTERN) + i, n, x);
+        else if (p->init == MT_INIT_NORMAL)
             rng_normals(key, (uint64_t)i, n, x);
         for (int64_t k = 0; k < n; k++)
             mt_split_f32(p->init == MT_INIT_ONES ? 1.0f : x[k] * p->init_std, &hi[i + k],
@@ -244,12 +259,28 @@ static void init_chunk(void *arg, int64_t chunk)
     }
 }
 
-void store_init_random(store *s, uint64_t seed)
+static void init_all(init_job *job)
 {
-    init_job job = { .s = s, .seed = seed };
+    store *s = job->s;
     int64_t chunks = 0;
     for (int32_t i = 0; i < s->m->n_params; i++)
         chunks += init_chunks(&s->m->params[i]);
-    chunked_for(chunks, init_chunk, &job);
+    chunked_for(chunks, init_chunk, job);
     s->version++;
+}
+
+void store_init_random(store *s, uint64_t seed)
+{
+    init_all(&(init_job){ .s = s, .seed = seed });
+}
+
+mt_status store_init_pattern(store *s)
+{
+    float *pattern = malloc(PATTERN * sizeof *pattern);
+    if (!pattern)
+        return status_nomem("initial weights", PATTERN * sizeof *pattern);
+    rng_normals(rng_key(0, "pattern"), 0, PATTERN, pattern);
+    init_all(&(init_job){ .s = s, .pattern = pattern });
+    free(pattern);
+    return MT_OK;
 }

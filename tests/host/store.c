@@ -128,6 +128,27 @@ static void initialisation_depends_on_names_and_seed_only(void)
     close_store(&b);
 }
 
+static void a_pattern_has_the_declared_distribution(void)
+{
+    fixture f;
+    open_store(&f, false);
+    CHECK(store_init_pattern(f.s) == MT_OK);
+    int32_t ones = model_find_param(f.w.m, "layers.0.norm1.weight");
+    int32_t gate = model_find_param(f.w.m, "layers.0.gate.weight");
+    int64_t n = f.w.m->params[gate].elems;
+    float x;
+    store_get(f.s, ones, 3, 1, &x);
+    CHECK(x == 1.0f);
+    double squares = 0, std = 0.7 / sqrt(WORLD_HIDDEN);
+    for (int64_t i = 0; i < n; i++) {
+        store_get(f.s, gate, i, 1, &x);
+        squares += (double)x * x;
+    }
+    double N = (double)n;
+    CHECK(fabs(squares / N / (std * std) - 1) < 6 / sqrt(N), "%g", squares / N);
+    close_store(&f);
+}
+
 static void the_hash_sees_every_plane(void)
 {
     fixture f;
@@ -163,6 +184,7 @@ int main(void)
     RUN(masters_are_exact);
     RUN(planes_do_not_overlap);
     RUN(initialisation_depends_on_names_and_seed_only);
+    RUN(a_pattern_has_the_declared_distribution);
     RUN(the_hash_sees_every_plane);
     RUN(versions_count_changes);
     return check_done();
