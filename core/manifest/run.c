@@ -473,12 +473,16 @@ static mt_status check_together(const reader *in)
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-mt_status run_read(const char *path, char *const *overrides, int n_overrides, run_manifest **ret)
+/* Takes `c` over. */
+static mt_status read_config(config *c, char *const *overrides, int n_overrides, run_manifest **ret)
 {
+    mt_status s = MT_OK;
     run_manifest *r = calloc(1, sizeof *r);
-    if (!r)
+    if (!r) {
+        config_destroy(c);
         return status_nomem("a run manifest", sizeof *r);
-    mt_status s = config_read_yaml(path, &r->config);
+    }
+    r->config = c;
     for (int i = 0; s == MT_OK && i < n_overrides; i++)
         s = config_override(r->config, overrides[i]);
     if (s != MT_OK)
@@ -505,6 +509,41 @@ mt_status run_read(const char *path, char *const *overrides, int n_overrides, ru
     r = NULL;
 out:
     run_destroy(r);
+    return s;
+}
+
+mt_status run_read(const char *path, char *const *overrides, int n_overrides, run_manifest **ret)
+{
+    config *c = NULL;
+    mt_status s = config_read_yaml(path, &c);
+    return s == MT_OK ? read_config(c, overrides, n_overrides, ret) : s;
+}
+
+mt_status run_of_model(const char *model, char *const *overrides, int n_overrides,
+                       run_manifest **ret)
+{
+    /* As an override the path is one of the command line; quoted, it is a string whatever it looks
+     * like. */
+    size_t room = 2 * strlen(model) + sizeof "model=''", n = 0;
+    char *assignment = malloc(room);
+    if (!assignment)
+        return status_nomem("a run manifest", room);
+    n += (size_t)snprintf(assignment, room, "model='");
+    for (const char *p = model; *p; p++) {
+        if (*p == '\'')
+            assignment[n++] = '\'';
+        assignment[n++] = *p;
+    }
+    memcpy(assignment + n, "'", 2);
+    config *c = NULL;
+    mt_status s = config_parse_yaml("{}", 2, "command line", &c);
+    if (s == MT_OK)
+        s = config_override(c, assignment);
+    if (s == MT_OK)
+        s = read_config(c, overrides, n_overrides, ret);
+    else
+        config_destroy(c);
+    free(assignment);
     return s;
 }
 

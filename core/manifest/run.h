@@ -68,6 +68,9 @@ typedef struct run_manifest {
  * Reads FILE, applies the overrides, checks every key outside `data` and `optimizer`; those two are
  * checked by run_check_plugins once the plugins have read theirs. [main] */
 mt_status run_read(const char *path, char *const *overrides, int n_overrides, run_manifest **ret);
+/* The same without a file: defaults, a model, and overrides, for tools that make their own data. */
+mt_status run_of_model(const char *model, char *const *overrides, int n_overrides,
+                       run_manifest **ret);
 mt_status run_check_plugin_keys(run_manifest *r);
 void run_destroy(run_manifest *r); /* accepts NULL */
 

@@ -185,19 +185,22 @@ mt_status session_open_validation(const session *s, const run_manifest *run, dat
 
 static mt_status make_plan(session *s, const plan_request *request)
 {
-    plan_profile profile = { 0 };
-    mt_status st = plan_measure(s->backend, s->device, s->compute, &profile);
-    if (st != MT_OK)
-        return st;
-    return plan_create(s->model, request, &profile, s->backend, s->device, &s->plan);
+    if (!s->measured) {
+        mt_status st = plan_measure(s->backend, s->device, s->compute, &s->profile);
+        if (st != MT_OK)
+            return st;
+        s->measured = true;
+    }
+    return plan_create(s->model, request, &s->profile, s->backend, s->device, &s->plan);
 }
 
-mt_status session_make_plan(session *s, const run_manifest *run, bool training)
+static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tokens,
+                          int64_t micro_batches, int64_t micro_documents, bool training)
 {
     plan_request request = { .compute = s->compute,
-                             .micro_tokens = run->micro_batch_size * run->max_seq_len,
-                             .micro_batches = run->gradient_accumulation_steps,
-                             .micro_documents = data_max_documents(s->train),
+                             .micro_tokens = micro_tokens,
+                             .micro_batches = micro_batches,
+                             .micro_documents = micro_documents,
                              .max_seq_len = run->max_seq_len,
                              .groups = run->groups,
                              .policy = run->activations,
@@ -210,6 +213,20 @@ mt_status session_make_plan(session *s, const run_manifest *run, bool training)
     memcpy(request.states, s->states, sizeof request.states);
     s->optim_threads = run->optimizer_threads;
     return make_plan(s, &request);
+}
+
+mt_status session_make_plan(session *s, const run_manifest *run, bool training)
+{
+    return plan_run(s, run, run->micro_batch_size * run->max_seq_len,
+                    run->gradient_accumulation_steps, data_max_documents(s->train), training);
+}
+
+mt_status session_make_step_plan(session *s, const run_manifest *run, int64_t micro_tokens,
+                                 int64_t micro_batches, int64_t micro_documents)
+{
+    plan_destroy(s->plan);
+    s->plan = NULL;
+    return plan_run(s, run, micro_tokens, micro_batches, micro_documents, true);
 }
 
 mt_status session_make_generation_plan(session *s, int64_t prompt, int64_t context)
@@ -251,8 +268,14 @@ mt_status session_start(session *s, const session_engine_options *options)
 {
     const plan_request *r = &s->plan->request;
     bool grad_plane = plan_needs_grad_plane(s->plan);
-    mt_status st = store_create(s->model, r->states, r->n_states, grad_plane, s->backend, s->device,
-                                &s->store);
+    mt_status st = MT_OK;
+    if (s->store && (s->store->grad_bytes > 0) != grad_plane) {
+        store_destroy(s->store);
+        s->store = NULL;
+    }
+    if (!s->store)
+        st = store_create(s->model, r->states, r->n_states, grad_plane, s->backend, s->device,
+                          &s->store);
     if (st != MT_OK)
         return st;
     const engine_config setup = { .plan = s->plan,
@@ -266,6 +289,12 @@ mt_status session_start(session *s, const session_engine_options *options)
                                   .chaos = options->chaos,
                                   .trace_path = options->trace };
     return engine_create(&setup, &s->engine);
+}
+
+void session_stop(session *s)
+{
+    engine_destroy(s->engine);
+    s->engine = NULL;
 }
 
 mt_status session_format(const mt_weights **ret)

@@ -34,6 +34,8 @@ typedef struct session {
     int64_t epoch_documents, epoch_tokens; /* training: in one epoch; tokens are target tokens */
     int64_t validation_documents;          /* 0: the data has no validation split */
     /* session_make_plan, session_start */
+    bool measured;
+    plan_profile profile; /* of the device, when measured */
     plan *plan;
     store *store;
     engine *engine;
@@ -74,12 +76,22 @@ mt_status session_open_validation(const session *s, const run_manifest *run, dat
 /* What a run asks of the plan; needs device, model, data, and for training the optimizer. */
 mt_status session_make_plan(session *s, const run_manifest *run, bool training);
 
+/* The same for training on steps of micro_batches x micro_tokens tokens in at most micro_documents
+ * documents a micro-batch, whatever the run says about them. A plan that is there is destroyed.
+ * Needs device, model, optimizer. */
+mt_status session_make_step_plan(session *s, const run_manifest *run, int64_t micro_tokens,
+                                 int64_t micro_batches, int64_t micro_documents);
+
 /* A plan for generating sequences of up to `context` tokens of which up to `prompt` are fed at
  * once. Needs device and model. */
 mt_status session_make_generation_plan(session *s, int64_t prompt, int64_t context);
 
-/* Allocates the plan's store and engine. */
+/* Allocates the plan's store and engine. A store that is there already is kept where it serves the
+ * plan. */
 mt_status session_start(session *s, const session_engine_options *options);
+
+/* Frees the engine; the store stays. */
+void session_stop(session *s);
 
 /* The interface that reads and writes weights. */
 mt_status session_format(const mt_weights **ret);

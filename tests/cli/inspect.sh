@@ -30,7 +30,8 @@ MEGATRAIN_PLUGIN_PATH=$scratch/mine expect 0 "object       $scratch/given/llama.
     plugins info llama --plugin-dir "$scratch/given"
 
 expect 0 'commands:' -- --help
-for command in train plan generate eval inspect plugins version; do
+for command in train plan generate eval inspect bench 'bench step' plugins version; do
+    # shellcheck disable=SC2086
     expect 0 "usage: megatrain $command" 'example' -- $command --help
 done
 

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * megatrain bench: finds which of its measurements is meant.
+ */
+#include "bench.h"
+
+static const cli_command *const benches[] = { &cli_bench_step };
+enum { BENCHES = sizeof benches / sizeof benches[0] };
+
+static int run_bench(const cli_command *self, int argc, char **argv)
+{
+    const char *names[BENCHES + 1] = { NULL };
+    for (int i = 0; i < BENCHES; i++) {
+        names[i] = benches[i]->name + strlen("bench ");
+        if (argc > 0 && strcmp(argv[0], names[i]) == 0)
+            return benches[i]->run(benches[i], argc - 1, argv + 1);
+    }
+    int words = 0, rc = cli_parse(self, &(cli_option){ 0 }, argc, argv, &words);
+    if (rc != CLI_GO_ON)
+        return rc;
+    if (!words)
+        return cli_usage(self, "what? `step`");
+    const char *nearest = cli_nearest(argv[0], names);
+    return nearest ? cli_usage(self, "unknown '%s'; did you mean '%s'?", argv[0], nearest)
+                   : cli_usage(self, "unknown '%s'; it is `step`", argv[0]);
+}
+
+const cli_command cli_bench = {
+    .name = "bench",
+    .words = "step MODEL ... [options]",
+    .brief = "measure training steps of a model on this machine",
+    .help = "step measures whole training steps of a model, beside what the machine could do at\n"
+            "best. `megatrain bench step --help` tells more.",
+    .example = "example: how fast would TinyLlama train here?\n"
+               "  megatrain bench step arch/llama/models/tinyllama-1.1b.yaml --tokens 4k",
+    .run = run_bench,
+};

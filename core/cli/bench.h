@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The two halves of `megatrain bench`.
+ */
+#ifndef MT_CORE_BENCH_H
+#define MT_CORE_BENCH_H
+
+#include "cli.h"
+
+extern const cli_command cli_bench_step;
+
+#endif

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Measurements: what they report and refuse. Not how fast anything is.
+. "$(dirname "$0")/lib.sh"
+
+write_model model.yaml
+small=(bench step model.yaml device=cpu --document 64 --steps 2)
+
+# ---- steps ---------------------------------------------------------------------------------------
+
+# number KEY: its first number in bench.json.
+number() { sed -nE "s/^ *\"$1\": ([-+.0-9e]+),?$/\1/p" bench.json | head -n 1; }
+positive() {
+    local x
+    x=$(number "$1")
+    check "$1 is a positive number, not '$x'" awk "BEGIN { exit !(\"$x\" != \"\" && $x + 0 > 0) }"
+}
+
+expect 0 '256 tokens a step: 1 micro-batch of 256' '1,024 tokens a step' '300 tokens a step' \
+    'compute busy' 'optimizer' 'copy-out' 'bound by' \
+    -- "${small[@]}" --tokens 256,1k,300 --json bench.json --trace trace.json
+check 'three sizes' test "$(grep -c '"tokens":' bench.json)" = 3
+check 'a trace' grep -q traceEvents trace.json
+check 'no run folder' test ! -e runs
+for key in parameters gemm_flops_per_second host_bytes_per_second seconds_median seconds_best \
+    tokens_per_second predicted_tokens_per_second flops_6n_per_second model_flops_per_second \
+    compute_busy copy_in_bytes copy_out_bytes copy_in_bytes_per_second updates_per_second loss \
+    device_bytes host_bytes; do
+    positive $key
+done
+check 'every byte of the plan is listed' test "$(number device_bytes)" = \
+    "$(awk '/"tokens": 256/ { on = 1 } /"tokens": 1024/ { on = 0 }
+        on && /"tier": "device"/ { d = 1 } on && /"tier": "host"/ { d = 0 }
+        on && d && /"bytes"/ { gsub(/[^0-9]/, ""); n += $0 } END { print n }' bench.json)"
+
+expect 0 '4 micro-batches of 64' 'no clipping' -- "${small[@]}" --tokens 256 train.micro_batch_size=1 \
+    train.max_grad_norm=0 precision=bf16
+# Several groups need a gradient plane, one group without clipping none: the store is made again.
+expect 0 ' groups, ' '64 tokens a step: 1 micro-batch of 64 in 1 group,' -- "${small[@]}" --tokens 1k,64 \
+    train.micro_batch_size=1 memory.activations=keep train.max_grad_norm=0 memory.gpu=2MiB
+check 'two stores' test "$(grep -c 'making a store' out)" = 2
+expect 0 '64 tokens a step: refused: memory.groups is 2' 'in 2 groups' -- "${small[@]}" --tokens 64,128 \
+    memory.groups=2
+expect 0 '131,072 tokens a step: refused: the run does not fit' '64 tokens a step: 1 micro-batch' \
+    -- "${small[@]}" --tokens 131k,64 memory.host=8MiB memory.groups=1 train.micro_batch_size=2 --json bench.json
+check 'the refusal is in the file' grep -q '"refused": "the run does not fit' bench.json
+expect 1 'no size fits' 'refused' -- "${small[@]}" --tokens 64 memory.host=1KiB
+
+expect 2 "--tokens must be numbers of tokens such as 8k,32k or 8192, not '8q'" -- "${small[@]}" --tokens 1k,8q
+expect 2 "'train.max_steps' has no effect" -- "${small[@]}" train.max_steps=3
+expect 2 "'max_steps' is no override" -- "${small[@]}" max_steps
+expect 2 'which model?' -- bench step
+expect 2 '--steps must be' -- "${small[@]}" --steps 0
+expect 2 '--document must be' -- bench step model.yaml --document 1
+expect 2 "unknown 'stp'; did you mean 'step'?" -- bench stp
+expect 1 'max_position_embeddings, 128' -- bench step model.yaml device=cpu --document 256
+expect 1 "names 'nothing.yaml', which does not exist" -- bench step nothing.yaml
+expect 1 'precision' -- "${small[@]}" precision=fp8
+expect 1 "unknown key 'bet1'" -- "${small[@]}" optimizer.bet1=0.9
+expect 1 'no/such/folder/x: cannot write' -- "${small[@]}" --tokens 64 --json no/such/folder/x
+expect 1 'no/such/folder/x: cannot write the trace' -- "${small[@]}" --tokens 64 --trace no/such/folder/x
+done_testing
