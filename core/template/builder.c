@@ -96,6 +96,15 @@ static mt_val build_input(mt_builder *mb, uint32_t index, int64_t cols)
     return v;
 }
 
+/* What a unit passes on has a row a token, and a gradient that comes back; a loss has none. */
+static bool fits_outside(const builder *b, const value *v)
+{
+    mt_rows r = v->shape.rows;
+    bool loss = b->g->nodes[v->node].def->flags & MT_OP_GRAD_IN_FORWARD;
+    return r.per_token == 1 && r.per_document == 0 && r.fixed == 0 &&
+           (v->shape.kind == MT_KIND_COMPUTE || loss);
+}
+
 static void build_output(mt_builder *mb, uint32_t index, mt_val v)
 {
     builder *b = self(mb);
@@ -110,6 +119,9 @@ static void build_output(mt_builder *mb, uint32_t index, mt_val v)
         refuse(b, "output %u: declared twice, or its value is an output already", index);
     else if (val->source != VALUE_OUT)
         refuse(b, "output %u must be the result of an operation", index);
+    else if (!fits_outside(b, val))
+        refuse(b, "output %u must have one row a token in the compute dtype, or be the loss",
+               index);
     else {
         b->g->out[index] = v;
         val->output = (int32_t)index;
@@ -210,6 +222,15 @@ static void build_op(mt_builder *mb, const char *op, const mt_val *in, uint32_t 
         n.aux[i] = add_value(b, VALUE_AUX, n.shape.aux[i], g->n_nodes, (int32_t)i);
     if (b->status != MT_OK)
         return;
+    for (uint32_t i = 0; i < n.n_in; i++) {
+        const value *operand = n.in[i] == MT_NONE ? NULL : &g->values[n.in[i]];
+        if (operand && operand->source == VALUE_PARAM && (n.shape.no_grad_in >> i & 1) &&
+            !(g->params[operand->index].info.flags & MT_PARAM_FROZEN)) {
+            refuse(b, "parameter '%s' gets no gradient from '%s'; declare it frozen",
+                   g->params[operand->index].info.name, op);
+            return;
+        }
+    }
     for (uint32_t i = 0; i < n.n_in; i++)
         if (n.in[i] != MT_NONE) {
             value *operand = &g->values[n.in[i]];
@@ -303,7 +324,7 @@ static void sum_flops(const struct tpl_graph *g, tpl *t)
 {
     for (int32_t i = 0; i < g->n_nodes; i++) {
         const node *n = &g->nodes[i];
-        if (n->merged)
+        if (n->skipped)
             continue;
         t->gemm_flops_per_token += n->shape.gemm_flops_per_token;
         t->attn_flops_per_pair += n->shape.attn_flops_per_pair;
@@ -356,6 +377,7 @@ mt_status tpl_create(const char *name, mt_build_fn build, const void *arch, cons
         goto out;
     if ((status = graph_merge_siblings(g)) != MT_OK)
         goto out;
+    graph_alias_views(g);
     graph_lay_out_params(g, t);
     t->n_params = (uint32_t)g->n_params;
     t->params = g->params;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What follows from the graph alone: merged siblings, the parameter layout, which values a gradient
- * reaches, and what each policy saves and recomputes.
+ * What follows from the graph alone: merged siblings, views, the parameter layout, which values a
+ * gradient reaches, and what each policy saves and recomputes.
  */
 #include "../base/status.h"
 #include "graph.h"
@@ -19,7 +19,7 @@ bool graph_needs_grad(const struct tpl_graph *g, mt_val v)
     if (v == MT_NONE)
         return false;
     const value *val = &g->values[v];
-    if (val->shape.kind != MT_KIND_COMPUTE)
+    if (val->shape.kind == MT_KIND_INDEX)
         return false;
     switch (val->source) {
     case VALUE_INPUT:
@@ -45,7 +45,7 @@ bool graph_needs_grad(const struct tpl_graph *g, mt_val v)
  * or all frozen? */
 static bool mergeable(const struct tpl_graph *g, const node *n)
 {
-    if (!(n->def->flags & MT_OP_MERGES_SIBLINGS) || n->merged || n->n_out != 1)
+    if (!(n->def->flags & MT_OP_MERGES_SIBLINGS) || n->skipped || n->n_out != 1)
         return false;
     if (g->values[n->out[0]].output >= 0)
         return false; /* a unit's output has memory of its own */
@@ -123,7 +123,7 @@ static mt_status merge(struct tpl_graph *g, const int32_t *member, int32_t count
         view->col = col;
         view->node = member[0];
         col += view->shape.cols;
-        n->merged = k > 0;
+        n->skipped = k > 0;
     }
     for (uint32_t i = 1; i < first->n_in; i++)
         if (stacked[i] != MT_NONE)
@@ -158,6 +158,73 @@ mt_status graph_merge_siblings(struct tpl_graph *g)
 out:
     free(member);
     return status;
+}
+
+/* ---- views ------------------------------------------------------------------------------------
+ */
+
+/* Do the operations that make columns of v cover it exactly, and is v nothing else's operand? Then
+ * the gradients of the parts are the one of the whole, and nobody sees the whole change. */
+static bool falls_into_views(const struct tpl_graph *g, mt_val v)
+{
+    const value *whole = &g->values[v];
+    int32_t parts = 0;
+    int64_t covered = 0;
+    if (whole->source != VALUE_OUT || whole->output >= 0)
+        return false;
+    for (int32_t i = 0; i < g->n_nodes; i++) {
+        const node *a = &g->nodes[i];
+        if (a->skipped || !a->shape.is_view || a->in[0] != v)
+            continue;
+        int64_t first = a->shape.view_col, cols = g->values[a->out[0]].shape.cols;
+        if (g->values[a->out[0]].output >= 0)
+            return false; /* a unit's output has memory of its own */
+        for (int32_t k = i + 1; k < g->n_nodes; k++) {
+            const node *b = &g->nodes[k];
+            if (b->skipped || !b->shape.is_view || b->in[0] != v)
+                continue;
+            if (b->shape.view_col < first + cols &&
+                first < b->shape.view_col + g->values[b->out[0]].shape.cols)
+                return false;
+        }
+        parts++;
+        covered += cols;
+    }
+    return parts > 0 && parts == whole->uses && covered == whole->shape.cols;
+}
+
+/* Does every operation that reads v hand a gradient back? A part that got none would leave its
+ * columns of the whole's gradient unwritten. */
+static bool gets_gradients(const struct tpl_graph *g, mt_val v)
+{
+    for (int32_t i = 0; i < g->n_nodes; i++)
+        for (uint32_t k = 0; k < g->nodes[i].n_in; k++)
+            if (g->nodes[i].in[k] == v && (g->nodes[i].shape.no_grad_in >> k & 1))
+                return false;
+    return true;
+}
+
+void graph_alias_views(struct tpl_graph *g)
+{
+    for (int32_t i = 0; i < g->n_nodes; i++) {
+        mt_val v = g->nodes[i].in[0];
+        if (g->nodes[i].skipped || !g->nodes[i].shape.is_view || !falls_into_views(g, v))
+            continue;
+        bool whole = true;
+        for (int32_t k = i; k < g->n_nodes; k++)
+            if (g->nodes[k].shape.is_view && g->nodes[k].in[0] == v)
+                whole &= gets_gradients(g, g->nodes[k].out[0]);
+        for (int32_t k = i; whole && k < g->n_nodes; k++) {
+            node *n = &g->nodes[k];
+            if (n->skipped || !n->shape.is_view || n->in[0] != v)
+                continue;
+            value *part = &g->values[n->out[0]];
+            part->base = graph_base(g, v);
+            part->col = g->values[v].col + n->shape.view_col;
+            part->node = g->values[v].node;
+            n->skipped = true;
+        }
+    }
 }
 
 /* ---- parameter layout -------------------------------------------------------------------------
@@ -230,7 +297,7 @@ mt_status graph_choose(const struct tpl_graph *g, tpl_policy policy, arena *mem,
         return MT_ERR_NOMEM;
     for (int32_t i = 0; i < g->n_nodes; i++) {
         const node *n = &g->nodes[i];
-        if (n->merged)
+        if (n->skipped)
             continue;
         bool needed = false;
         for (uint32_t k = 0; k < n->n_in; k++)

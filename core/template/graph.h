@@ -29,7 +29,7 @@ typedef struct node {
     mt_op_shape shape;
     uint32_t n_in, n_out, n_aux;
     mt_val in[MT_OP_MAX_IN], out[MT_OP_MAX_OUT], aux[MT_OP_MAX_AUX];
-    bool merged; /* merged into an earlier sibling: not executed */
+    bool skipped; /* merged into an earlier sibling, or its result is a view: not executed */
 } node;
 
 struct tpl_graph {
@@ -60,6 +60,9 @@ mt_val graph_add_value(struct tpl_graph *g, value_source source, mt_shape shape,
 
 /* Runs siblings that share their input as one operation: merges nodes and groups parameters. */
 mt_status graph_merge_siblings(struct tpl_graph *g);
+
+/* Makes the results of view operations views where that changes nothing. After merging. */
+void graph_alias_views(struct tpl_graph *g);
 
 /* Assigns every parameter slot its offset; fills own_elems and flat_elems of t. */
 void graph_lay_out_params(struct tpl_graph *g, tpl *t);

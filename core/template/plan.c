@@ -530,7 +530,7 @@ static int64_t make_forward(maker *k, int which)
 {
     start_program(k, which);
     for (int32_t i = 0; i < k->g->n_nodes && k->status == MT_OK; i++)
-        if (!k->g->nodes[i].merged)
+        if (!k->g->nodes[i].skipped)
             emit_forward(k, i, which);
     return finish_program(k);
 }
@@ -544,7 +544,7 @@ static int64_t make_backward(maker *k)
             k->written[k->g->out[i]] = true;
         }
     for (int32_t i = k->g->n_nodes - 1; i >= 0 && k->status == MT_OK; i--)
-        if (!k->g->nodes[i].merged)
+        if (!k->g->nodes[i].skipped)
             backward_node(k, i);
     for (int i = 0; i < MT_UNIT_MAX_IO; i++) {
         k->p->d_in_place[i] = -1;

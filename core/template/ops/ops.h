@@ -7,16 +7,27 @@
 
 #include "../template.h"
 
-extern const mt_op_def op_act, op_add, op_attention, op_embedding, op_glu, op_linear,
-    op_linear_cross_entropy, op_mul, op_rmsnorm, op_rope, op_scale;
+extern const mt_op_def op_act, op_add, op_attention, op_combine, op_concat, op_dispatch,
+    op_embedding, op_glu, op_grouped_linear, op_linear, op_linear_cross_entropy, op_mul, op_rmsnorm,
+    op_rope, op_router, op_scale, op_slice;
 
 /* Writes the reason of a refusal and returns MT_ERR_INVALID. */
 mt_status op_refuse(char *error, size_t size, const char *fmt, ...) MT_PRINTF(3, 4);
 
+static inline bool op_rows_are(const mt_shape *s, mt_rows rows)
+{
+    return s->rows.per_token == rows.per_token && s->rows.per_document == rows.per_document &&
+           s->rows.fixed == rows.fixed;
+}
+
 static inline bool op_same_rows(const mt_shape *a, const mt_shape *b)
 {
-    return a->rows.per_token == b->rows.per_token && a->rows.per_document == b->rows.per_document &&
-           a->rows.fixed == b->rows.fixed;
+    return op_rows_are(a, b->rows);
+}
+
+static inline bool op_row_a_token(const mt_shape *s)
+{
+    return op_rows_are(s, (mt_rows){ 1, 0, 0 });
 }
 
 static inline bool op_present(const mt_shape *s)
@@ -28,6 +39,12 @@ static inline bool op_present(const mt_shape *s)
 static inline bool op_is_activation(const mt_shape *s)
 {
     return op_present(s) && !s->is_param && s->kind == MT_KIND_COMPUTE;
+}
+
+/* int32s that another operation made? */
+static inline bool op_is_index(const mt_shape *s)
+{
+    return op_present(s) && !s->is_param && s->kind == MT_KIND_INDEX;
 }
 
 /* A vector parameter of n elements? */

@@ -65,11 +65,11 @@ typedef struct mt_op_call {
     mt_tensor in[MT_OP_MAX_IN];
     mt_tensor out[MT_OP_MAX_OUT];
     mt_tensor aux[MT_OP_MAX_AUX];
-    /* backward: gradients of the outputs (compute dtype) and where those of the operands go:
-     * activations in the compute dtype, parameters in the statistics dtype; data NULL: not wanted.
-     * Operands and outputs that the shape rule did not ask for (backward_in, backward_out) have
-     * data NULL. In the forward of an MT_OP_GRAD_IN_FORWARD op in a train pass, d_in of the
-     * parameters is set. d_in never overlaps d_out or another d_in. */
+    /* backward: gradients of the outputs (each in its value's dtype; none for int32) and where
+     * those of the operands go: activations in their own dtype, parameters in the statistics dtype;
+     * data NULL: not wanted. Operands and outputs that the shape rule did not ask for (backward_in,
+     * backward_out) have data NULL. In the forward of an MT_OP_GRAD_IN_FORWARD op in a train pass,
+     * d_in of the parameters is set. d_in never overlaps d_out or another d_in. */
     mt_tensor d_out[MT_OP_MAX_OUT];
     mt_tensor d_in[MT_OP_MAX_IN];
     void *work; /* at least workspace() bytes, 256-byte aligned */

@@ -185,6 +185,65 @@ typedef struct mt_xent_attr {
     double softcap;
 } mt_xent_attr;
 
+typedef int32_t mt_router_scoring;
+enum {
+    MT_ROUTER_SOFTMAX = 0, /* p = softmax over all experts */
+    MT_ROUTER_SIGMOID = 1  /* p = sigmoid, each expert by itself: DeepSeek V3 */
+};
+
+typedef int32_t mt_group_score;
+enum {
+    MT_GROUP_MAX = 0,     /* best expert: DeepSeek V2 */
+    MT_GROUP_TOP2_SUM = 1 /* sum of the two best: DeepSeek V3 */
+};
+
+/* "router": in logits [T, E] (compute or statistics dtype), optional correction bias [E], which
+ * gets no gradient (declare it frozen). Picks top_k experts of each token by p + bias, the lower
+ * index on a tie. groups > 1: experts are cut into as many equal groups, of which only the
+ * top_groups with the best group_score take part. Out:
+ *   0 weights [T, k], statistics dtype: p of the picked (without the bias), best expert first;
+ *     renormalise: divided by their sum (+ 1e-20), which for a softmax is the softmax of the picked
+ *     logits (Mixtral, GPT-OSS); then times scale.
+ *   1 slots [T, k], int32: the row that each token's j-th pick has among all T * k rows ordered by
+ *     expert, then by token: a permutation.
+ *   2 offsets [1, E + 1], int32: rows [offsets[e], offsets[e + 1]) belong to expert e.
+ * aux experts [T, k], int32. Everything else is computed in the statistics dtype or better. */
+typedef struct mt_router_attr {
+    int32_t top_k;
+    mt_router_scoring scoring;
+    int32_t renormalise; /* 0 or 1 */
+    int32_t groups;      /* 0 and 1: none */
+    int32_t top_groups;
+    mt_group_score group_score;
+    double scale; /* above 0; 1 for most */
+} mt_router_attr;
+
+/* "dispatch": in x [T, n], slots [T, k]; out [T*k, n]: each token's row copied to its k slots.
+ * Backward sums them in the order of the picks.
+ * "grouped_linear": in x [T*k, in] ordered by expert, w [E*out, in] (the experts' [out, in] stacked
+ * by rows), offsets [1, E + 1], optional bias [E, out]; out [T*k, out]: rows of expert e times its
+ * part of w. An expert without rows gets a zero gradient.
+ * "combine": in y [T*k, n], weights [T, k], slots [T, k]; out [T, n]: sum over the picks, in their
+ * order, of weight times row. None of the three has attributes. */
+
+/* "slice": in x [T, heads*n]; out [T, heads*cols]: columns [first, first + cols) of every head. A
+ * slice of whole rows (heads = 1) costs nothing where the slices of x cover it exactly and nothing
+ * else reads x. */
+typedef struct mt_slice_attr {
+    int32_t heads;
+    int32_t reserved;
+    int64_t first;
+    int64_t cols;
+} mt_slice_attr;
+
+/* "concat": in 1 to 8 values; out, for every head, the columns of each operand's head, one after
+ * the other. Bit i of `shared`: operand i is one head that all heads share (MLA's rotary key); its
+ * gradient is summed over heads in their order. */
+typedef struct mt_concat_attr {
+    int32_t heads;
+    uint32_t shared;
+} mt_concat_attr;
+
 /* ---- the builder ---------------------------------------------------------------------------- */
 
 typedef struct mt_builder mt_builder;
@@ -360,10 +419,66 @@ static inline mt_val mt_linear_cross_entropy(mt_builder *b, mt_val x, mt_val w,
     return mt_op1_(b, "linear_cross_entropy", in, 2, attr, sizeof *attr);
 }
 
+/* What a router decided, for the operations that follow it. */
+typedef struct mt_routing {
+    mt_val weights; /* [T, k] */
+    mt_val slots;   /* [T, k] */
+    mt_val offsets; /* [1, E + 1] */
+} mt_routing;
+
+/* Sends each token to attr->top_k of the experts; bias [E] (frozen) or MT_NONE. [main] */
+static inline mt_routing mt_router(mt_builder *b, mt_val logits, mt_val bias,
+                                   const mt_router_attr *attr)
+{
+    mt_val in[2] = { logits, bias }, out[3];
+    b->api->op(b, "router", in, 2, attr, sizeof *attr, out, 3);
+    mt_routing r = { out[0], out[1], out[2] };
+    return r;
+}
+
+/* The rows that the experts work on, [T*k, n] from x [T, n]. [main] */
+static inline mt_val mt_dispatch(mt_builder *b, mt_val x, const mt_routing *r)
+{
+    mt_val in[2] = { x, r->slots };
+    return mt_op1_(b, "dispatch", in, 2, NULL, 0);
+}
+
+/* Each expert's linear on its rows of x [T*k, in]; w [E*out, in], bias [E, out] or MT_NONE. [main]
+ */
+static inline mt_val mt_grouped_linear(mt_builder *b, mt_val x, mt_val w, mt_val bias,
+                                       const mt_routing *r)
+{
+    mt_val in[4] = { x, w, r->offsets, bias };
+    return mt_op1_(b, "grouped_linear", in, 4, NULL, 0);
+}
+
+/* The experts' rows y [T*k, n], weighted and added up for each token: [T, n]. [main] */
+static inline mt_val mt_combine(mt_builder *b, mt_val y, const mt_routing *r)
+{
+    mt_val in[3] = { y, r->weights, r->slots };
+    return mt_op1_(b, "combine", in, 3, NULL, 0);
+}
+
+/* Columns [first, first + cols) of every head of x; heads = 1 for the whole row. [main] */
+static inline mt_val mt_slice(mt_builder *b, mt_val x, int32_t heads, int64_t first, int64_t cols)
+{
+    mt_slice_attr a = { heads, 0, first, cols };
+    return mt_op1_(b, "slice", &x, 1, &a, sizeof a);
+}
+
+/* The heads of n operands side by side; see mt_concat_attr. [main] */
+static inline mt_val mt_concat(mt_builder *b, const mt_val *in, uint32_t n, int32_t heads,
+                               uint32_t shared)
+{
+    mt_concat_attr a = { heads, shared };
+    return mt_op1_(b, "concat", in, n, &a, sizeof a);
+}
+
 /* ---- what an operation is (for the core's own ops and for custom ones) ----------------------- */
 
 /* Which dtype a value has: the run's compute dtype (BF16 or FP32; FP64 in gradient checks), the
- * statistics dtype (FP32; FP64 in gradient checks), or int32. */
+ * statistics dtype (FP32; FP64 in gradient checks), or int32. A gradient has the dtype of its
+ * value; int32 values have none. */
 typedef int32_t mt_kind;
 enum { MT_KIND_COMPUTE = 0, MT_KIND_STAT = 1, MT_KIND_INDEX = 2 };
 
@@ -414,6 +529,11 @@ typedef struct mt_op_shape {
     double gemm_flops_per_token; /* forward; backward counts twice */
     double attn_flops_per_pair;  /* forward, per (query, key) pair that the mask allows */
     int64_t attn_window;         /* 0: all earlier tokens of the document */
+    /* n_out 1, is_view 1: out[0] is columns [view_col, view_col + cols) of in[0], and the core
+     * may alias it rather than call the kernel. */
+    int64_t view_col;
+    int32_t is_view;
+    int32_t reserved;
 } mt_op_shape;
 
 /* An operation. Everything about it that the core needs to know; kernels come from the backends
