@@ -49,20 +49,24 @@ static const char *shape_text(int64_t rows, int64_t cols, char ret[64])
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-static mt_status check_tensor(const model *m, const mt_tensor_info *info, const char *file,
-                              weights_facts *f)
+static mt_status count_tensor(const weights_match *w, const mt_weights *format, const void *reader,
+                              int64_t index, weights_facts *f)
 {
+    mt_tensor_info info;
+    mt_status st = format->info(reader, index, &info);
+    if (st != MT_OK)
+        return st;
     int64_t elems = 1;
-    for (int32_t d = 0; d < info->ndim; d++)
-        elems *= info->dim[d];
+    for (int32_t d = 0; d < info.ndim; d++)
+        elems *= info.dim[d];
     f->tensors++;
     f->elems += elems;
-    f->bytes += info->bytes;
-    f->dtype[info->dtype] = true;
-    int32_t p = model_find_param(m, info->name);
-    if (p >= 0)
-        return weights_check_shape(&m->params[p], info, file);
-    f->unknown += !model_ignores(m, info->name);
+    f->bytes += info.bytes;
+    if (info.dtype >= 0)
+        f->dtype[info.dtype] = true;
+    if (w->tensor[index] >= 0)
+        return weights_check_tensor(w, format, reader, index);
+    f->unknown += !weights_ignored(w->map->m, info.name);
     return MT_OK;
 }
 
@@ -70,29 +74,27 @@ static mt_status read_weights(const model *m, const char *path, weights_facts *r
 {
     const mt_weights *format = NULL;
     void *reader = NULL;
+    weights_match *w = NULL;
     weights_facts f = { 0 };
     mt_status st = session_format(&format);
     if (st == MT_OK)
         st = format->open(path, &reader);
     if (st != MT_OK)
         return st;
-    int64_t found = 0;
+    st = weights_match_create(m, format, reader, &w);
     const char *last = "";
-    for (int64_t i = 0; st == MT_OK && i < format->count(reader); i++) {
-        mt_tensor_info info;
-        st = format->info(reader, i, &info);
-        if (st != MT_OK)
-            break;
+    for (int64_t i = 0; st == MT_OK && i < w->count; i++) {
         const char *file = format->file(reader, i);
         f.files += strcmp(file, last) != 0;
         last = file;
-        found += model_find_param(m, info.name) >= 0;
-        st = check_tensor(m, &info, file, &f);
+        st = count_tensor(w, format, reader, i, &f);
     }
-    format->close(reader);
-    f.missing = m->n_params - found;
-    if (st == MT_OK)
+    if (st == MT_OK) {
+        f.missing = w->missing;
         *ret = f;
+    }
+    weights_match_destroy(w);
+    format->close(reader);
     return st;
 }
 

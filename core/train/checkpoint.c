@@ -51,27 +51,24 @@ static int64_t step_of(const char *name)
 
 /* ---- space ---------------------------------------------------------------------------------- */
 
-static int64_t needed_bytes(const store *s, const checkpoint_options *o)
+static int64_t needed_bytes(const store *s, const checkpoint_options *o, const tensor_map *map)
 {
     int64_t bytes = 1 << 20, each = mt_dtype_size(o->weights_dtype);
-    for (int32_t p = 0; p < s->m->n_params; p++) {
-        const model_param *q = &s->m->params[p];
-        int64_t size = each;
-        for (uint32_t k = 0; k < s->n_states && !o->weights_only; k++)
-            if (!(q->flags & MT_PARAM_FROZEN))
-                size += mt_dtype_size(s->states[k].dtype);
-        bytes += q->elems * size + 1024; /* headers, checksums */
-    }
+    for (int64_t t = 0; t < map->n; t++)
+        bytes += tensor_elems(&map->tensors[t]) * each + 1024; /* headers, checksums */
+    for (int32_t p = 0; p < s->m->n_params && !o->weights_only; p++)
+        for (uint32_t k = 0; k < s->n_states && !(s->m->params[p].flags & MT_PARAM_FROZEN); k++)
+            bytes += s->m->params[p].elems * mt_dtype_size(s->states[k].dtype) + 1024;
     return bytes;
 }
 
-static mt_status check_space(const store *s, const checkpoint_options *o)
+static mt_status check_space(const store *s, const checkpoint_options *o, const tensor_map *map)
 {
     struct statvfs fs;
     if (statvfs(o->folder, &fs) < 0)
         return status_set(MT_ERR_IO, "%s: cannot ask for the free space: %s", o->folder,
                           strerror(errno));
-    double need = (double)needed_bytes(s, o);
+    double need = (double)needed_bytes(s, o, map);
     double have = (double)fs.f_bavail * (double)fs.f_frsize;
     if (need <= have)
         return MT_OK;
@@ -84,7 +81,7 @@ static mt_status check_space(const store *s, const checkpoint_options *o)
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-static mt_tensor_info tensor_of(const model_param *p, const char *name, mt_dtype dtype)
+mt_tensor_info checkpoint_state_info(const model_param *p, const char *name, mt_dtype dtype)
 {
     mt_tensor_info t = { .name = name, .dtype = dtype, .bytes = p->elems * mt_dtype_size(dtype) };
     if (p->rows)
@@ -102,54 +99,31 @@ static mt_status add_checksum(json_t *sums, const char *name, XXH3_state_t *hash
     return MT_OK;
 }
 
-/* The masters of one parameter: as FP32, or as the BF16 that is streamed (plane hi). */
-static mt_status write_masters(const store *s, int32_t param, const mt_weights *format,
-                               void *writer, mt_dtype dtype, weights_buffer *b, XXH3_state_t *hash)
+static mt_status save_weights(const store *s, const checkpoint_options *o, const tensor_map *map,
+                              const mt_weights *format, const char *folder, json_t *sums)
 {
-    int64_t elems = s->m->params[param].elems, step = weights_piece_elems(MT_F32);
-    for (int64_t at = 0; at < elems; at += step) {
-        int64_t n = elems - at < step ? elems - at : step;
-        const void *bytes = b->value;
-        store_get(s, param, at, n, b->value);
-        if (dtype == MT_BF16) {
-            uint16_t *half = b->raw;
-            int16_t lo;
-            for (int64_t i = 0; i < n; i++)
-                mt_split_f32(b->value[i], &half[i], &lo);
-            bytes = half;
-        }
-        XXH3_64bits_update(hash, bytes, (size_t)(n * mt_dtype_size(dtype)));
-        mt_status status = format->write(writer, param, bytes, n * mt_dtype_size(dtype));
-        if (status)
-            return status;
-    }
-    return MT_OK;
-}
-
-static mt_status save_weights(const store *s, const checkpoint_options *o, const mt_weights *format,
-                              const char *folder, json_t *sums)
-{
-    const model *m = s->m;
+    const weights_masters from = weights_of_store((store *)s); /* which are only read */
     mt_status status = MT_OK;
     void *writer = NULL;
     weights_buffer b = { 0 };
     XXH3_state_t *hash = XXH3_createState();
-    mt_tensor_info *list = calloc((size_t)m->n_params + 1, sizeof *list);
+    mt_tensor_info *list = calloc((size_t)map->n + 1, sizeof *list);
     if (!hash || !list) {
-        status = status_nomem("saving weights", (size_t)m->n_params * sizeof *list);
+        status = status_nomem("saving weights", (size_t)map->n * sizeof *list);
         goto out;
     }
     if ((status = weights_buffer_init(&b)))
         goto out;
-    for (int32_t p = 0; p < m->n_params; p++)
-        list[p] = tensor_of(&m->params[p], m->params[p].name, o->weights_dtype);
-    status = format->create(folder, CHECKPOINT_WEIGHTS_STEM, list, m->n_params,
+    for (int64_t t = 0; t < map->n; t++)
+        list[t] = tensor_info(&map->tensors[t], o->weights_dtype);
+    status = format->create(folder, CHECKPOINT_WEIGHTS_STEM, list, map->n,
                             o->shard_bytes ? o->shard_bytes : default_shard_bytes, &writer);
-    for (int32_t p = 0; p < m->n_params && !status; p++) {
+    for (int64_t t = 0; t < map->n && !status; t++) {
         XXH3_64bits_reset(hash);
-        status = write_masters(s, p, format, writer, o->weights_dtype, &b, hash);
+        status = weights_write_tensor(&from, map, t, 0, map->tensors[t].matrices, format, writer, t,
+                                      o->weights_dtype, &b, hash);
         if (!status)
-            status = add_checksum(sums, m->params[p].name, hash);
+            status = add_checksum(sums, map->tensors[t].name, hash);
     }
     if (!status) {
         status = format->finish(writer);
@@ -202,7 +176,7 @@ static mt_status save_states(const store *s, const checkpoint_options *o, const 
                 status = status_nomem("names of optimizer states", 256);
                 goto out;
             }
-            list[n] = tensor_of(&m->params[p], name[n], s->states[k].dtype);
+            list[n] = checkpoint_state_info(&m->params[p], name[n], s->states[k].dtype);
             n++;
         }
     status = format->create(folder, CHECKPOINT_STATES_STEM, list, n,
@@ -392,14 +366,15 @@ static mt_status publish(const char *temp, const char *final, const char *aside)
 /* ---- the interface -------------------------------------------------------------------------- */
 
 static mt_status fill_folder(const store *s, const checkpoint_state *state,
-                             const checkpoint_options *o, const mt_weights *format,
+                             const checkpoint_options *o, const tensor_map *map,
+                             const mt_weights *format,
                              mt_status (*write_config)(void *arg, const char *folder), void *arg,
                              const char *folder)
 {
     json_t *weights = json_object(), *states = json_object();
     mt_status status = weights && states ? MT_OK : status_nomem("checksums of a checkpoint", 0);
     if (!status)
-        status = save_weights(s, o, format, folder, weights);
+        status = save_weights(s, o, map, format, folder, weights);
     if (!status && !o->weights_only)
         status = save_states(s, o, format, folder, states);
     if (!status && write_config)
@@ -416,7 +391,7 @@ static mt_status fill_folder(const store *s, const checkpoint_state *state,
 }
 
 static mt_status save(const store *s, const checkpoint_state *state, const checkpoint_options *o,
-                      const mt_weights *format,
+                      const tensor_map *map, const mt_weights *format,
                       mt_status (*write_config)(void *arg, const char *folder), void *arg)
 {
     char temp[PATH_MAX], final[PATH_MAX], aside[PATH_MAX];
@@ -434,10 +409,10 @@ static mt_status save(const store *s, const checkpoint_state *state, const check
         (status = make_path(aside, "%s/" TEMP_PREFIX "old-step-%06lld", o->folder, step)))
         return status;
     if ((status = files_make_folders(o->folder)) ||
-        (status = each_entry(o->folder, remove_stale, NULL)) || (status = check_space(s, o)) ||
+        (status = each_entry(o->folder, remove_stale, NULL)) || (status = check_space(s, o, map)) ||
         (status = files_make_folders(temp)))
         return status;
-    if ((status = fill_folder(s, state, o, format, write_config, arg, temp)) ||
+    if ((status = fill_folder(s, state, o, map, format, write_config, arg, temp)) ||
         (status = publish(temp, final, aside))) {
         char text[1024]; /* the reason, not what cleaning up may meet */
         snprintf(text, sizeof text, "%s", status_text());
@@ -456,7 +431,11 @@ mt_status checkpoint_save(const store *s, const checkpoint_state *state,
                           const checkpoint_options *options, const mt_weights *format,
                           mt_status (*write_config)(void *arg, const char *folder), void *arg)
 {
-    mt_status status = save(s, state, options, format, write_config, arg);
+    tensor_map *map = NULL;
+    mt_status status = tensor_map_create(s->m, NULL, &map);
+    if (!status)
+        status = save(s, state, options, map, format, write_config, arg);
+    tensor_map_destroy(map);
     return status ? status_prefix(status, "cannot save step %lld", (long long)state->step) : MT_OK;
 }
 

@@ -34,4 +34,7 @@ mt_status checkpoint_state_sum(const json_t *root, char ret[17]);
 /* Reads FOLDER/state.json and checks format and version; MT_ERR_NOT_FOUND without the file. */
 mt_status checkpoint_read_state(const char *folder, json_t **ret);
 
+/* The tensor of a parameter's optimizer state: it has the shape that the optimizer sees. */
+mt_tensor_info checkpoint_state_info(const model_param *p, const char *name, mt_dtype dtype);
+
 #endif

@@ -222,25 +222,25 @@ static mt_status check_count(int64_t found, int64_t expected, const char *what, 
                       path, (long long)found, what, (long long)expected);
 }
 
-static mt_status name_missing_param(const model *m, const mt_weights *format, const void *reader,
-                                    const char *path)
+static mt_status name_missing_tensor(const tensor_map *map, const mt_weights *format,
+                                     const void *reader, const char *path)
 {
     int64_t n = format->count(reader);
-    bool *seen = calloc((size_t)m->n_params + 1, sizeof *seen);
+    bool *seen = calloc((size_t)map->n + 1, sizeof *seen);
     if (!seen)
-        return status_nomem("names of parameters", (size_t)m->n_params);
+        return status_nomem("names of tensors", (size_t)map->n);
     mt_tensor_info info;
     for (int64_t i = 0; i < n; i++) {
-        int32_t p = format->info(reader, i, &info) ? -1 : model_find_param(m, info.name);
-        if (p >= 0)
-            seen[p] = true;
+        int64_t t = format->info(reader, i, &info) ? -1 : tensor_map_find(map, info.name);
+        if (t >= 0)
+            seen[t] = true;
     }
     mt_status status = MT_OK;
-    for (int32_t p = 0; p < m->n_params && !status; p++)
-        if (!seen[p])
+    for (int64_t t = 0; t < map->n && !status; t++)
+        if (!seen[t])
             status = status_set(MT_ERR_FORMAT,
                                 "%s: tensor '%s' is missing; is the checkpoint of another model?",
-                                path, m->params[p].name);
+                                path, map->tensors[t].name);
     free(seen);
     return status;
 }
@@ -252,14 +252,15 @@ static mt_status load_weights(store *s, const json_t *root, const char *path,
     const char *dtype_name = json_string_value(json_object_get(root, "weights_dtype"));
     mt_dtype dtype =
         dtype_name && strcmp(dtype_name, mt_dtype_name(MT_BF16)) == 0 ? MT_BF16 : MT_F32;
+    const weights_masters to = weights_of_store(s);
+    tensor_map *map = NULL;
     void *reader = NULL;
     weights_buffer b = { 0 };
     mt_status status = format->open(path, &reader);
     if (status)
         return status;
-    if ((status = weights_buffer_init(&b)))
-        goto out;
-    if ((status = name_missing_param(s->m, format, reader, path)))
+    if ((status = tensor_map_create(s->m, NULL, &map)) || (status = weights_buffer_init(&b)) ||
+        (status = name_missing_tensor(map, format, reader, path)))
         goto out;
     int64_t n = format->count(reader);
     for (int64_t i = 0; i < n && !status; i++) {
@@ -267,23 +268,27 @@ static mt_status load_weights(store *s, const json_t *root, const char *path,
         mt_tensor_info info;
         if ((status = format->info(reader, i, &info)))
             break;
-        int32_t p = model_find_param(s->m, info.name);
-        if (p < 0)
+        int64_t t = tensor_map_find(map, info.name);
+        if (t < 0) {
             status = unknown_tensor(&info, file);
+            break;
+        }
+        mt_tensor_info want = tensor_info(&map->tensors[t], dtype);
+        status = check_dtype(&info, dtype, file);
         if (!status)
-            status = check_dtype(&info, dtype, file);
-        if (!status)
-            status = weights_check_shape(&s->m->params[p], &info, file);
+            status = weights_check_shape(&want, &info, file);
         XXH3_64bits_reset(hash);
         if (!status)
-            status = weights_read_param(s, p, format, reader, i, dtype, &b, hash);
+            status = weights_read_tensor(&to, map, t, 0, map->tensors[t].matrices, format, reader,
+                                         i, dtype, &b, hash);
         if (!status)
             status = check_sum(sums, info.name, hash, file);
     }
     if (!status)
-        status = check_count(n, s->m->n_params, "weight tensors", path);
+        status = check_count(n, map->n, "weight tensors", path);
 out:
     weights_buffer_finish(&b);
+    tensor_map_destroy(map);
     format->close(reader);
     return status;
 }
@@ -349,8 +354,10 @@ static mt_status load_states(store *s, const json_t *root, const char *path,
             status = unknown_tensor(&info, file);
         if (!status)
             status = check_dtype(&info, s->states[k].dtype, file);
-        if (!status)
-            status = weights_check_shape(&s->m->params[p], &info, file);
+        if (!status) {
+            mt_tensor_info own = checkpoint_state_info(&s->m->params[p], "", info.dtype);
+            status = weights_check_shape(&own, &info, file);
+        }
         if (!status)
             status = read_state(format, reader, i, store_state(s, p, k), info.bytes, hash);
         if (!status)

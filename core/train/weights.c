@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From tensors in files to masters in the store, and loading a whole model: every parameter is
- * filled exactly once, and every tensor is used, ignored on purpose, or an error.
+ * How the tensors of a file fit a model, and loading a whole model: every parameter is filled
+ * exactly once, and every tensor is used, ignored on purpose, or an error.
  */
 #include "weights.h"
 
@@ -12,137 +12,261 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- pieces --------------------------------------------------------------------------------- */
+/* ---- names in the file ---------------------------------------------------------------------- */
 
-mt_status weights_buffer_init(weights_buffer *b)
+/* Text models are also saved as a part of a vision-language model; both wrappings are taken off:
+ * "language_model.model.X", "language_model.lm_head.X" and "model.language_model.X". NULL: neither,
+ * or too long to be a parameter's name. */
+static const char *unwrap(const char *name, char bare[512])
 {
-    *b = (weights_buffer){ malloc(WEIGHTS_PIECE / 2), malloc(WEIGHTS_PIECE / 2) };
-    if (b->raw && b->value)
-        return MT_OK;
-    weights_buffer_finish(b);
-    return status_nomem("the buffer that weights pass through", WEIGHTS_PIECE);
+    static const char outer[] = "language_model.", inner[] = "model.language_model.";
+    int n = 512;
+    if (strncmp(name, outer, sizeof outer - 1) == 0)
+        n = snprintf(bare, 512, "%s", name + sizeof outer - 1);
+    else if (strncmp(name, inner, sizeof inner - 1) == 0)
+        n = snprintf(bare, 512, "model.%s", name + sizeof inner - 1);
+    return n < 512 ? bare : NULL;
 }
 
-void weights_buffer_finish(weights_buffer *b)
+bool weights_ignored(const model *m, const char *name)
 {
-    free(b->raw);
-    free(b->value);
-    *b = (weights_buffer){ 0 };
+    char bare[512];
+    const char *inner = unwrap(name, bare);
+    return model_ignores(m, name) || (inner && model_ignores(m, inner));
 }
 
-bool weights_is_float(mt_dtype t)
+/* A name that a tensor answers to. */
+typedef struct known_name {
+    const char *name;
+    int64_t index;
+} known_name;
+
+typedef struct name_list {
+    known_name *list; /* sorted */
+    int64_t n;
+} name_list;
+
+static int by_name(const void *a, const void *b)
 {
-    return t == MT_F32 || t == MT_BF16 || t == MT_F16 || t == MT_F64;
+    const known_name *x = a, *y = b;
+    int order = strcmp(x->name, y->name);
+    return order ? order : (x->index > y->index) - (x->index < y->index);
 }
 
-const char *weights_shape(char text[160], int32_t ndim, const int64_t *dim)
+static mt_status list_names(const mt_weights *format, const void *reader, int64_t count, arena *mem,
+                            name_list *ret)
 {
-    int n = snprintf(text, 160, "[");
-    for (int32_t i = 0; i < ndim && i < MT_TENSOR_MAX_DIMS; i++)
-        n += snprintf(text + n, 160 - (size_t)n, "%s%lld", i ? ", " : "", (long long)dim[i]);
-    snprintf(text + n, 160 - (size_t)n, "]");
-    return text;
-}
-
-mt_status weights_check_shape(const model_param *p, const mt_tensor_info *info, const char *file)
-{
-    int64_t want[2] = { p->rows ? p->rows : p->cols, p->cols };
-    int32_t ndim = p->rows ? 2 : 1;
-    bool same = info->ndim == ndim;
-    for (int32_t i = 0; i < ndim && same; i++)
-        same = info->dim[i] == want[i];
-    if (same)
-        return MT_OK;
-    char found[160], expected[160];
-    return status_set(MT_ERR_FORMAT,
-                      "%s: tensor '%s' has shape %s, the model's has %s; are weights and "
-                      "configuration of one model?",
-                      file, info->name, weights_shape(found, info->ndim, info->dim),
-                      weights_shape(expected, ndim, want));
-}
-
-/* IEEE half to single precision: exact, subnormals included. */
-static float f16_to_f32(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, m = h & 0x3ffu;
-    if (exponent == 31)
-        return mt_bits_f32(sign | 0x7f800000u | m << 13);
-    if (exponent)
-        return mt_bits_f32(sign | (exponent + 112) << 23 | m << 13);
-    float tiny = (float)m * 0x1p-24f;
-    return sign ? -tiny : tiny;
-}
-
-/* Element-wise copies through memcpy: the bytes of a file are aligned for nothing. */
-static void to_f32(mt_dtype dtype, const void *raw, int64_t n, float *ret)
-{
-    const uint8_t *p = raw;
-    if (dtype == MT_F32)
-        memcpy(ret, p, (size_t)n * sizeof *ret);
-    for (int64_t i = 0; i < n && dtype != MT_F32; i++) {
-        if (dtype == MT_F64) {
-            double x;
-            memcpy(&x, p + i * 8, sizeof x);
-            ret[i] = (float)x;
-        } else {
-            uint16_t h;
-            memcpy(&h, p + i * 2, sizeof h);
-            ret[i] = dtype == MT_BF16 ? mt_bf16_to_f32(h) : f16_to_f32(h);
-        }
-    }
-}
-
-int64_t weights_piece_elems(mt_dtype dtype)
-{
-    int64_t size = mt_dtype_size(dtype);
-    return WEIGHTS_PIECE / 2 / (size > 4 ? size : 4);
-}
-
-mt_status weights_read_piece(const mt_weights *format, const void *reader, int64_t index,
-                             mt_dtype dtype, int64_t first, int64_t n, weights_buffer *b)
-{
-    int64_t size = mt_dtype_size(dtype);
-    mt_status status = format->read(reader, index, first * size, n * size, b->raw);
-    if (!status)
-        to_f32(dtype, b->raw, n, b->value);
-    return status;
-}
-
-mt_status weights_read_param(store *s, int32_t param, const mt_weights *format, const void *reader,
-                             int64_t index, mt_dtype dtype, weights_buffer *b, XXH3_state_t *hash)
-{
-    int64_t elems = s->m->params[param].elems, step = weights_piece_elems(dtype);
-    for (int64_t at = 0; at < elems; at += step) {
-        int64_t n = elems - at < step ? elems - at : step;
-        mt_status status = weights_read_piece(format, reader, index, dtype, at, n, b);
+    name_list l = { arena_array(mem, (size_t)count * 2 + 1, sizeof *l.list), 0 };
+    if (!l.list)
+        return MT_ERR_NOMEM;
+    for (int64_t i = 0; i < count; i++) {
+        mt_tensor_info info;
+        char bare[512];
+        mt_status status = format->info(reader, i, &info);
         if (status)
             return status;
-        if (hash)
-            XXH3_64bits_update(hash, b->raw, (size_t)(n * mt_dtype_size(dtype)));
-        store_set(s, param, at, n, b->value);
+        l.list[l.n++] = (known_name){ info.name, i };
+        if (!unwrap(info.name, bare))
+            continue;
+        const char *copy = arena_strdup(mem, bare);
+        if (!copy)
+            return MT_ERR_NOMEM;
+        l.list[l.n++] = (known_name){ copy, i };
+    }
+    qsort(l.list, (size_t)l.n, sizeof *l.list, by_name);
+    *ret = l;
+    return MT_OK;
+}
+
+/* The first entry of that name, NULL when there is none. */
+static const known_name *find_name(const name_list *l, const char *name)
+{
+    int64_t low = 0, high = l->n;
+    while (low < high) {
+        int64_t at = low + (high - low) / 2;
+        if (strcmp(l->list[at].name, name) < 0)
+            low = at + 1;
+        else
+            high = at;
+    }
+    return low < l->n && strcmp(l->list[low].name, name) == 0 ? &l->list[low] : NULL;
+}
+
+/* ---- layouts -------------------------------------------------------------------------------- */
+
+/* How much of a layout is there. */
+typedef struct presence {
+    const name_list *names;
+    int64_t wanted, there;
+    char missing[512]; /* the first one; "" when all are there */
+} presence;
+
+static mt_status look_for(void *arg, const char *name, const mt_source *s, int32_t matrix)
+{
+    (void)s;
+    (void)matrix;
+    presence *p = arg;
+    p->wanted++;
+    if (find_name(p->names, name))
+        p->there++;
+    else if (!p->missing[0])
+        snprintf(p->missing, sizeof p->missing, "%s", name);
+    return MT_OK;
+}
+
+static mt_status look_at(const model_param *p, uint32_t layout, const name_list *names,
+                         presence *ret)
+{
+    *ret = (presence){ .names = names };
+    return tensor_map_each_name(p, &p->info->layouts[layout], look_for, ret);
+}
+
+/* Picks the layouts; one that is not complete is the one of which most is there. */
+static mt_status choose(weights_match *w, const model *m, const name_list *names, uint32_t *layout)
+{
+    for (int32_t p = 0; p < m->n_params; p++) {
+        bool complete = false;
+        double best = -1;
+        for (uint32_t k = 0; k < m->params[p].info->n_layouts && !complete; k++) {
+            presence found;
+            mt_status status = look_at(&m->params[p], k, names, &found);
+            if (status)
+                return status;
+            complete = found.there == found.wanted;
+            double part = (double)found.there / (double)found.wanted;
+            if (part > best) {
+                best = part;
+                layout[p] = k;
+            }
+        }
+        if (!complete && !w->missing++)
+            w->first_missing = p;
     }
     return MT_OK;
 }
 
-/* ---- a whole model -------------------------------------------------------------------------- */
-
-/* Text models are also saved as a part of a vision-language model; both wrappings are taken off:
- * "language_model.model.X", "language_model.lm_head.X" and "model.language_model.X". */
-static int32_t find_param(const model *m, const char *name)
+/* Which tensor of the file is which one of the map; two that are the same one are an error. */
+static mt_status pair(weights_match *w, const mt_weights *format, const void *reader,
+                      const name_list *names)
 {
-    static const char outer[] = "language_model.", inner[] = "model.language_model.";
-    int32_t p = model_find_param(m, name);
-    if (p >= 0)
-        return p;
-    if (strncmp(name, outer, sizeof outer - 1) == 0)
-        return model_find_param(m, name + sizeof outer - 1);
-    if (strncmp(name, inner, sizeof inner - 1) == 0) {
-        char bare[512];
-        if (snprintf(bare, sizeof bare, "model.%s", name + sizeof inner - 1) < (int)sizeof bare)
-            return model_find_param(m, bare);
+    const tensor_map *map = w->map;
+    for (int64_t i = 0; i < w->count; i++)
+        w->tensor[i] = -1;
+    for (int64_t t = 0; t < map->n; t++) {
+        const known_name *found = find_name(names, map->tensors[t].name);
+        w->index[t] = found ? found->index : -1;
+        if (!found)
+            continue;
+        w->tensor[found->index] = t;
+        const known_name *next = found + 1;
+        if (next == names->list + names->n || strcmp(next->name, found->name) != 0)
+            continue;
+        mt_tensor_info a, b;
+        mt_status status = format->info(reader, found->index, &a);
+        if (!status)
+            status = format->info(reader, next->index, &b);
+        return status ? status
+                      : status_set(MT_ERR_FORMAT,
+                                   "%s: tensors '%s' and '%s' both are '%s' of the model; expected "
+                                   "one",
+                                   format->file(reader, next->index), a.name, b.name, found->name);
     }
-    return -1;
+    return MT_OK;
 }
+
+mt_status weights_match_create(const model *m, const mt_weights *format, const void *reader,
+                               weights_match **ret)
+{
+    weights_match *w = calloc(1, sizeof *w);
+    uint32_t *layout = calloc((size_t)m->n_params + 1, sizeof *layout);
+    arena mem = { 0 };
+    name_list names;
+    mt_status status;
+    if (!w || !layout) {
+        status = status_nomem("the names of weights", (size_t)m->n_params * sizeof *layout);
+        goto out;
+    }
+    w->count = format->count(reader);
+    if ((status = list_names(format, reader, w->count, &mem, &names)) ||
+        (status = choose(w, m, &names, layout)) || (status = tensor_map_create(m, layout, &w->map)))
+        goto out;
+    w->tensor = calloc((size_t)w->count + 1, sizeof *w->tensor);
+    w->index = calloc((size_t)w->map->n + 1, sizeof *w->index);
+    if (!w->tensor || !w->index) {
+        status = status_nomem("the names of weights", (size_t)w->map->n * sizeof *w->index);
+        goto out;
+    }
+    status = pair(w, format, reader, &names);
+out:
+    arena_finish(&mem);
+    free(layout);
+    if (status)
+        weights_match_destroy(w);
+    else
+        *ret = w;
+    return status;
+}
+
+void weights_match_destroy(weights_match *w)
+{
+    if (!w)
+        return;
+    tensor_map_destroy(w->map);
+    free(w->tensor);
+    free(w->index);
+    free(w);
+}
+
+static mt_status name_layouts(const model_param *p, const name_list *names, const char *path)
+{
+    char tried[700] = "";
+    size_t used = 0;
+    for (uint32_t k = 0; k < p->info->n_layouts; k++) {
+        const mt_param_layout *l = &p->info->layouts[k];
+        presence found;
+        mt_status status = look_at(p, k, names, &found);
+        if (status)
+            return status;
+        int n = snprintf(tried + used, sizeof tried - used,
+                         "%s'%s'%s (%lld of %lld tensors there, '%s' is not)", k ? "; " : "",
+                         l->sources[0].name, l->n_sources > 1 ? " ..." : "", (long long)found.there,
+                         (long long)found.wanted, found.missing);
+        used = n > 0 && used + (size_t)n < sizeof tried ? used + (size_t)n : sizeof tried - 1;
+    }
+    return status_set(MT_ERR_FORMAT,
+                      "%s: parameter '%s' stands there in none of its layouts: %s; are weights and "
+                      "configuration of one model, and are all files there?",
+                      path, p->name, tried);
+}
+
+mt_status weights_match_complete(const weights_match *w, const mt_weights *format,
+                                 const void *reader, const char *path)
+{
+    const model *m = w->map->m;
+    if (!w->missing)
+        return MT_OK;
+    const model_param *p = &m->params[w->first_missing];
+    arena mem = { 0 };
+    name_list names;
+    mt_status status = list_names(format, reader, w->count, &mem, &names);
+    presence found = { 0 };
+    if (!status)
+        status = look_at(p, 0, &names, &found);
+    if (!status && (p->info->n_layouts > 1 || found.wanted > 1))
+        status = name_layouts(p, &names, path);
+    arena_finish(&mem);
+    if (status)
+        return status;
+    char more[64] = "";
+    if (w->missing > 1)
+        snprintf(more, sizeof more, " and %d more of %d", w->missing - 1, m->n_params);
+    return status_set(MT_ERR_FORMAT,
+                      "%s: tensor '%s'%s is missing; are weights and configuration of one model, "
+                      "and are all files there?",
+                      path, found.missing, more);
+}
+
+/* ---- tensors that no parameter asks for ------------------------------------------------------ */
 
 /* The parameter that some unit uses as an alias and that has this tensor's shape, -1 for none. */
 static int32_t find_aliased(const model *m, const mt_tensor_info *info)
@@ -184,12 +308,52 @@ static mt_status equals_param(const store *s, int32_t param, const mt_weights *f
     return MT_OK;
 }
 
+typedef struct other_layout {
+    const char *name; /* of the tensor */
+    bool found;
+} other_layout;
+
+static mt_status compare_name(void *arg, const char *name, const mt_source *s, int32_t matrix)
+{
+    (void)s;
+    (void)matrix;
+    other_layout *o = arg;
+    o->found |= strcmp(o->name, name) == 0;
+    return MT_OK;
+}
+
+/* A tensor of a layout that was not taken: the same weights twice. */
+static mt_status refuse_second_layout(const weights_match *w, const char *name, const char *file)
+{
+    const model *m = w->map->m;
+    char bare[512];
+    const char *inner = unwrap(name, bare);
+    other_layout o = { inner ? inner : name, false };
+    for (int32_t p = 0; p < m->n_params; p++)
+        for (uint32_t k = 0; k < m->params[p].info->n_layouts; k++) {
+            mt_status status = tensor_map_each_name(&m->params[p], &m->params[p].info->layouts[k],
+                                                    compare_name, &o);
+            if (status)
+                return status;
+            if (o.found)
+                return status_set(MT_ERR_FORMAT,
+                                  "%s: tensor '%s' holds '%s' of the model, which other tensors "
+                                  "hold too; expected one of the layouts: remove the other",
+                                  file, name, m->params[p].name);
+        }
+    return MT_OK;
+}
+
 /* A tensor that no parameter asks for: a tied model's second copy is fine if it is one, and
  * anything else would be weights that silently do nothing. */
-static mt_status check_unused(const store *s, const mt_weights *format, const void *reader,
-                              int64_t index, const mt_tensor_info *info, weights_buffer *b)
+static mt_status check_unused(const store *s, const weights_match *w, const mt_weights *format,
+                              const void *reader, int64_t index, const mt_tensor_info *info,
+                              weights_buffer *b)
 {
     const char *file = format->file(reader, index);
+    mt_status status = refuse_second_layout(w, info->name, file);
+    if (status)
+        return status;
     int32_t owner = find_aliased(s->m, info);
     if (owner < 0 || !weights_is_float(info->dtype))
         return status_set(MT_ERR_FORMAT,
@@ -197,7 +361,7 @@ static mt_status check_unused(const store *s, const mt_weights *format, const vo
                           "configuration of one model?",
                           file, info->name);
     bool same;
-    mt_status status = equals_param(s, owner, format, reader, index, info->dtype, b, &same);
+    status = equals_param(s, owner, format, reader, index, info->dtype, b, &same);
     if (status)
         return status;
     if (!same)
@@ -211,84 +375,69 @@ static mt_status check_unused(const store *s, const mt_weights *format, const vo
     return MT_OK;
 }
 
-static mt_status load_one(store *s, const mt_weights *format, const void *reader, int64_t index,
-                          int32_t param, const char **from, weights_buffer *b)
+/* ---- a whole model -------------------------------------------------------------------------- */
+
+mt_status weights_check_tensor(const weights_match *w, const mt_weights *format, const void *reader,
+                               int64_t index)
 {
+    const mapped_tensor *t = &w->map->tensors[w->tensor[index]];
     const char *file = format->file(reader, index);
     mt_tensor_info info;
     mt_status status = format->info(reader, index, &info);
     if (status)
         return status;
-    if (from[param])
-        return status_set(MT_ERR_FORMAT,
-                          "%s: tensors '%s' and '%s' both are '%s' of the model; expected one",
-                          file, from[param], info.name, s->m->params[param].name);
     if (!weights_is_float(info.dtype))
         return status_set(MT_ERR_UNSUPPORTED,
                           "%s: tensor '%s' is %s; weights are read from fp32, bf16, fp16 and fp64: "
                           "convert (dequantise) them first",
                           file, info.name,
                           info.dtype < 0 ? "of a dtype unknown here" : mt_dtype_name(info.dtype));
-    if ((status = weights_check_shape(&s->m->params[param], &info, file)))
-        return status;
-    from[param] = info.name;
-    return weights_read_param(s, param, format, reader, index, info.dtype, b, NULL);
+    mt_tensor_info want = tensor_info(t, info.dtype);
+    return weights_check_shape(&want, &info, file);
 }
 
-static mt_status check_complete(const model *m, const char *const *from, const char *path)
+static mt_status load_one(store *s, const weights_match *w, const mt_weights *format,
+                          const void *reader, int64_t index, weights_buffer *b)
 {
-    int32_t missing = 0, first = -1;
-    for (int32_t p = 0; p < m->n_params; p++)
-        if (!from[p]) {
-            first = first < 0 ? p : first;
-            missing++;
-        }
-    if (!missing)
-        return MT_OK;
-    char more[64] = "";
-    if (missing > 1)
-        snprintf(more, sizeof more, " and %d more of %d", missing - 1, m->n_params);
-    return status_set(MT_ERR_FORMAT,
-                      "%s: tensor '%s'%s is missing; are weights and configuration of one model, "
-                      "and are all files there?",
-                      path, m->params[first].name, more);
+    const weights_masters to = weights_of_store(s);
+    int64_t t = w->tensor[index];
+    mt_tensor_info info;
+    mt_status status = weights_check_tensor(w, format, reader, index);
+    if (!status)
+        status = format->info(reader, index, &info);
+    if (!status)
+        status = weights_read_tensor(&to, w->map, t, 0, w->map->tensors[t].matrices, format, reader,
+                                     index, info.dtype, b, NULL);
+    return status;
 }
 
 mt_status weights_load(store *s, const char *path, const mt_weights *format)
 {
     const model *m = s->m;
     void *reader = NULL;
-    const char **from = NULL; /* name of the tensor that filled each parameter */
+    weights_match *w = NULL;
     weights_buffer b = { 0 };
     mt_status status = format->open(path, &reader);
     if (status)
         return status;
-    from = calloc((size_t)m->n_params + 1, sizeof *from);
-    if (!from) {
-        status = status_nomem("loading weights", (size_t)m->n_params * sizeof *from);
+    if ((status = weights_match_create(m, format, reader, &w)) ||
+        (status = weights_match_complete(w, format, reader, path)) ||
+        (status = weights_buffer_init(&b)))
         goto out;
-    }
-    if ((status = weights_buffer_init(&b)))
-        goto out;
-    int64_t n = format->count(reader);
-    mt_tensor_info info;
-    for (int64_t i = 0; i < n && !status; i++) {
-        if ((status = format->info(reader, i, &info)))
-            break;
-        int32_t p = find_param(m, info.name);
-        if (p >= 0)
-            status = load_one(s, format, reader, i, p, from, &b);
-    }
-    if (!status)
-        status = check_complete(m, from, path);
+    /* In the order of the file, which is how disks read fastest. */
+    for (int64_t i = 0; i < w->count && !status; i++)
+        if (w->tensor[i] >= 0)
+            status = load_one(s, w, format, reader, i, &b);
     /* Only now, because a tied copy is compared with the owner, which may come later. */
-    for (int64_t i = 0; i < n && !status; i++)
-        if (!(status = format->info(reader, i, &info)) && find_param(m, info.name) < 0 &&
-            !model_ignores(m, info.name))
-            status = check_unused(s, format, reader, i, &info, &b);
+    for (int64_t i = 0; i < w->count && !status; i++) {
+        mt_tensor_info info;
+        if (w->tensor[i] < 0 && !(status = format->info(reader, i, &info)) &&
+            !weights_ignored(m, info.name))
+            status = check_unused(s, w, format, reader, i, &info, &b);
+    }
 out:
     weights_buffer_finish(&b);
-    free(from);
+    weights_match_destroy(w);
     format->close(reader);
     return status;
 }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What loading weights and loading checkpoints share: from a tensor in a file to a parameter's
- * masters, in bounded memory.
+ * Between tensors in files and masters in memory, in bounded memory: what loading weights, loading
+ * and saving checkpoints, export and inspect share.
  */
 #ifndef MT_CORE_WEIGHTS_H
 #define MT_CORE_WEIGHTS_H
 
 #include "../host/store.h"
+#include "tensor_map.h"
 
 #include <megatrain/loader.h>
 #include <xxhash.h>
@@ -29,8 +30,9 @@ bool weights_is_float(mt_dtype t);
 /* "[3, 4]" */
 const char *weights_shape(char text[160], int32_t ndim, const int64_t *dim);
 
-/* Fails unless the tensor has the parameter's shape; names file, tensor, found and expected. */
-mt_status weights_check_shape(const model_param *p, const mt_tensor_info *info, const char *file);
+/* Fails unless `info` has the shape `want`; names file, tensor, found and expected. */
+mt_status weights_check_shape(const mt_tensor_info *want, const mt_tensor_info *info,
+                              const char *file);
 
 /* Elements first .. first+n (at most weights_piece_elems) of the tensor, as FP32 in b->value and as
  * they stand in the file in b->raw. F32, BF16 and F16 are exact, F64 is rounded to nearest. */
@@ -38,9 +40,57 @@ mt_status weights_read_piece(const mt_weights *format, const void *reader, int64
                              mt_dtype dtype, int64_t first, int64_t n, weights_buffer *b);
 int64_t weights_piece_elems(mt_dtype dtype);
 
-/* Sets all masters of `param` from the tensor. `hash` also gets the bytes of the file; may be NULL.
+/* Where masters are kept: element `first` on of parameter `param`, as in store_get and store_set.
  */
-mt_status weights_read_param(store *s, int32_t param, const mt_weights *format, const void *reader,
-                             int64_t index, mt_dtype dtype, weights_buffer *b, XXH3_state_t *hash);
+typedef struct weights_masters {
+    void *arg;
+    void (*get)(void *arg, int32_t param, int64_t first, int64_t n, float *ret);
+    void (*set)(void *arg, int32_t param, int64_t first, int64_t n, const float *src);
+} weights_masters;
+
+weights_masters weights_of_store(store *s);
+
+/* Sets the masters that matrices first .. first+n-1 of the tensor are, from tensor `index` of the
+ * reader. `hash` also gets the bytes of the file; may be NULL. */
+mt_status weights_read_tensor(const weights_masters *to, const tensor_map *map, int64_t tensor,
+                              int64_t first, int64_t n, const mt_weights *format,
+                              const void *reader, int64_t index, mt_dtype dtype, weights_buffer *b,
+                              XXH3_state_t *hash);
+
+/* Writes matrices first .. first+n-1 of the tensor to the writer, of which it is tensor `index`, as
+ * FP32, or as the BF16 that is streamed (plane hi). */
+mt_status weights_write_tensor(const weights_masters *from, const tensor_map *map, int64_t tensor,
+                               int64_t first, int64_t n, const mt_weights *format, void *writer,
+                               int64_t index, mt_dtype dtype, weights_buffer *b,
+                               XXH3_state_t *hash);
+
+/* How the tensors of a file fit a model. */
+typedef struct weights_match {
+    tensor_map *map; /* under the layouts that are there */
+    int64_t count;   /* tensors in the file */
+    int64_t *tensor; /* [count] which one of the map each is, -1: none */
+    int64_t *index;  /* [map->n] where in the file each is, -1: nowhere */
+    int32_t missing; /* parameters that lack a tensor */
+    int32_t first_missing;
+} weights_match;
+
+/* Picks each parameter's layout: the first one of which all tensors are there, else the one of
+ * which most are. Vision-language wrappings of names are taken off. Fails where two tensors are
+ * one. */
+mt_status weights_match_create(const model *m, const mt_weights *format, const void *reader,
+                               weights_match **ret);
+void weights_match_destroy(weights_match *w); /* accepts NULL */
+
+/* Fails unless nothing is missing; names the parameter and the layouts that were tried. */
+mt_status weights_match_complete(const weights_match *w, const mt_weights *format,
+                                 const void *reader, const char *path);
+
+/* Fails unless tensor `index` of the reader, which the match has found to be one of the model's,
+ * has a dtype that masters can be made of and the right shape. */
+mt_status weights_check_tensor(const weights_match *w, const mt_weights *format, const void *reader,
+                               int64_t index);
+
+/* Does the model ignore a tensor of this name, wrapped or not? */
+bool weights_ignored(const model *m, const char *name);
 
 #endif

@@ -25,6 +25,10 @@ typedef struct small_model {
     tpl tpls[SMALL_UNITS];
     tpl_param slots[SMALL_UNITS][2];
     int32_t slot[SMALL_UNITS][2];
+    /* What each parameter declares: a tensor of its own name. */
+    mt_param_info info[SMALL_PARAMS];
+    mt_param_layout layout[SMALL_PARAMS];
+    mt_source source[SMALL_PARAMS];
 } small_model;
 
 int32_t model_find_param(const model *m, const char *name)
@@ -52,7 +56,17 @@ static inline void small_param(small_model *s, int32_t unit, const char *name, i
 {
     tpl *t = &s->tpls[unit];
     int32_t p = s->base.n_params++;
+    s->source[p] = (mt_source){ .name = name, .n_rows = rows ? rows : cols, .block = 1, .step = 1 };
+    s->layout[p] = (mt_param_layout){ &s->source[p], 1, 0 };
+    s->info[p] = (mt_param_info){ .struct_size = sizeof(mt_param_info),
+                                  .name = name,
+                                  .rows = rows,
+                                  .cols = cols,
+                                  .layouts = &s->layout[p],
+                                  .n_layouts = 1 };
     s->params[p] = (model_param){ .name = name,
+                                  .prefix = "",
+                                  .info = &s->info[p],
                                   .unit = unit,
                                   .flags = rows ? 0 : MT_PARAM_NO_DECAY,
                                   .offset = t->own_elems,

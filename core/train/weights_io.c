@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One tensor between a file and the masters: conversion, and the rows, transposition and stacks of
+ * its layout. A piece at a time, never a whole tensor.
+ */
+#include "../base/status.h"
+#include "weights.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- pieces --------------------------------------------------------------------------------- */
+
+mt_status weights_buffer_init(weights_buffer *b)
+{
+    *b = (weights_buffer){ malloc(WEIGHTS_PIECE / 2), malloc(WEIGHTS_PIECE / 2) };
+    if (b->raw && b->value)
+        return MT_OK;
+    weights_buffer_finish(b);
+    return status_nomem("the buffer that weights pass through", WEIGHTS_PIECE);
+}
+
+void weights_buffer_finish(weights_buffer *b)
+{
+    free(b->raw);
+    free(b->value);
+    *b = (weights_buffer){ 0 };
+}
+
+bool weights_is_float(mt_dtype t)
+{
+    return t == MT_F32 || t == MT_BF16 || t == MT_F16 || t == MT_F64;
+}
+
+const char *weights_shape(char text[160], int32_t ndim, const int64_t *dim)
+{
+    int n = snprintf(text, 160, "[");
+    for (int32_t i = 0; i < ndim && i < MT_TENSOR_MAX_DIMS; i++)
+        n += snprintf(text + n, 160 - (size_t)n, "%s%lld", i ? ", " : "", (long long)dim[i]);
+    snprintf(text + n, 160 - (size_t)n, "]");
+    return text;
+}
+
+mt_status weights_check_shape(const mt_tensor_info *want, const mt_tensor_info *info,
+                              const char *file)
+{
+    bool same = info->ndim == want->ndim;
+    for (int32_t i = 0; i < want->ndim && same; i++)
+        same = info->dim[i] == want->dim[i];
+    if (same)
+        return MT_OK;
+    char found[160], expected[160];
+    return status_set(MT_ERR_FORMAT,
+                      "%s: tensor '%s' has shape %s, the model's has %s; are weights and "
+                      "configuration of one model?",
+                      file, info->name, weights_shape(found, info->ndim, info->dim),
+                      weights_shape(expected, want->ndim, want->dim));
+}
+
+/* IEEE half to single precision: exact, subnormals included. */
+static float f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, m = h & 0x3ffu;
+    if (exponent == 31)
+        return mt_bits_f32(sign | 0x7f800000u | m << 13);
+    if (exponent)
+        return mt_bits_f32(sign | (exponent + 112) << 23 | m << 13);
+    float tiny = (float)m * 0x1p-24f;
+    return sign ? -tiny : tiny;
+}
+
+/* Element-wise copies through memcpy: the bytes of a file are aligned for nothing. */
+static void to_f32(mt_dtype dtype, const void *raw, int64_t n, float *ret)
+{
+    const uint8_t *p = raw;
+    if (dtype == MT_F32)
+        memcpy(ret, p, (size_t)n * sizeof *ret);
+    for (int64_t i = 0; i < n && dtype != MT_F32; i++) {
+        if (dtype == MT_F64) {
+            double x;
+            memcpy(&x, p + i * 8, sizeof x);
+            ret[i] = (float)x;
+        } else {
+            uint16_t h;
+            memcpy(&h, p + i * 2, sizeof h);
+            ret[i] = dtype == MT_BF16 ? mt_bf16_to_f32(h) : f16_to_f32(h);
+        }
+    }
+}
+
+int64_t weights_piece_elems(mt_dtype dtype)
+{
+    int64_t size = mt_dtype_size(dtype);
+    return WEIGHTS_PIECE / 2 / (size > 4 ? size : 4);
+}
+
+mt_status weights_read_piece(const mt_weights *format, const void *reader, int64_t index,
+                             mt_dtype dtype, int64_t first, int64_t n, weights_buffer *b)
+{
+    int64_t size = mt_dtype_size(dtype);
+    mt_status status = format->read(reader, index, first * size, n * size, b->raw);
+    if (!status)
+        to_f32(dtype, b->raw, n, b->value);
+    return status;
+}
+
+/* ---- masters -------------------------------------------------------------------------------- */
+
+static void get_from_store(void *arg, int32_t param, int64_t first, int64_t n, float *ret)
+{
+    store_get(arg, param, first, n, ret);
+}
+
+static void set_in_store(void *arg, int32_t param, int64_t first, int64_t n, const float *src)
+{
+    store_set(arg, param, first, n, src);
+}
+
+weights_masters weights_of_store(store *s)
+{
+    return (weights_masters){ s, get_from_store, set_in_store };
+}
+
+/* ---- blocks of a tensor ---------------------------------------------------------------------- */
+
+/* Consecutive elements of a tensor that pass through the buffer at once. In a transposed tensor
+ * they are columns col .. of rows row .. of one matrix, column by column. */
+typedef struct block {
+    int64_t at, n;
+    int64_t row, rows, col, cols; /* transposed only */
+} block;
+
+typedef struct transfer {
+    const weights_masters *masters;
+    const model *m;
+    const mapped_tensor *t;
+    tensor_row *rows; /* NULL for a linear tensor */
+    float *scratch;   /* as large as a block */
+    bool out;         /* from the masters to the file */
+} transfer;
+
+/* The block that starts at element `at` and has at most `most` elements. */
+static block block_at(const mapped_tensor *t, int64_t at, int64_t end, int64_t most)
+{
+    block b = { .at = at, .n = end - at < most ? end - at : most };
+    if (!(t->flags & MT_SOURCE_TRANSPOSED))
+        return b;
+    b.row = at % t->rows;
+    b.col = at / t->rows % t->cols;
+    if (t->rows <= most) { /* whole columns */
+        int64_t fit = most / t->rows;
+        b.rows = t->rows;
+        b.cols = t->cols - b.col < fit ? t->cols - b.col : fit;
+    } else {
+        b.rows = t->rows - b.row < most ? t->rows - b.row : most;
+        b.cols = 1;
+    }
+    b.n = b.rows * b.cols;
+    return b;
+}
+
+static void move_run(const transfer *x, int32_t param, int64_t first, int64_t n, float *value)
+{
+    if (x->out)
+        x->masters->get(x->masters->arg, param, first, n, value);
+    else
+        x->masters->set(x->masters->arg, param, first, n, value);
+}
+
+/* First element of row `row` of the tensor's matrix `matrix` in the masters of its parameter. */
+static int64_t target(const transfer *x, int64_t matrix, int64_t row, int32_t *ret_param)
+{
+    const tensor_piece *piece = &x->t->pieces[x->rows[row].piece];
+    int64_t own = piece->matrix < 0 ? matrix : piece->matrix;
+    *ret_param = piece->param;
+    return (own * tpl_matrix_rows(x->m->params[piece->param].info) + x->rows[row].row) * x->t->cols;
+}
+
+/* Rows as they stand: runs that are consecutive in both places move at once. */
+static void move_rows(const transfer *x, const block *b, float *value)
+{
+    const mapped_tensor *t = x->t;
+    for (int64_t done = 0; done < b->n;) {
+        int64_t at = b->at + done, row = at / t->cols % t->rows, col = at % t->cols;
+        int64_t n = t->cols - col;
+        while (n < b->n - done && row + 1 < t->rows &&
+               x->rows[row + 1].piece == x->rows[row].piece &&
+               x->rows[row + 1].row == x->rows[row].row + 1) {
+            n += t->cols;
+            row++;
+        }
+        if (n > b->n - done)
+            n = b->n - done;
+        int32_t param;
+        int64_t first = target(x, at / t->cols / t->rows, at / t->cols % t->rows, &param);
+        move_run(x, param, first + col, n, value + done);
+        done += n;
+    }
+}
+
+/* to[j][i] = from[i][j], from [rows, cols], in tiles that the cache holds. */
+static void transpose(const float *from, int64_t rows, int64_t cols, float *to)
+{
+    enum { TILE = 32 };
+    for (int64_t i0 = 0; i0 < rows; i0 += TILE)
+        for (int64_t j0 = 0; j0 < cols; j0 += TILE)
+            for (int64_t i = i0; i < rows && i < i0 + TILE; i++)
+                for (int64_t j = j0; j < cols && j < j0 + TILE; j++)
+                    to[j * rows + i] = from[i * cols + j];
+}
+
+static void move_transposed(const transfer *x, const block *b, float *value)
+{
+    int64_t matrix = b->at / (x->t->rows * x->t->cols);
+    if (!x->out)
+        transpose(value, b->cols, b->rows, x->scratch);
+    for (int64_t r = 0; r < b->rows; r++) {
+        int32_t param;
+        int64_t first = target(x, matrix, b->row + r, &param);
+        move_run(x, param, first + b->col, b->cols, x->scratch + r * b->cols);
+    }
+    if (x->out)
+        transpose(x->scratch, b->rows, b->cols, value);
+}
+
+static void move_block(const transfer *x, const block *b, float *value)
+{
+    if (x->t->flags & MT_SOURCE_TRANSPOSED)
+        move_transposed(x, b, value);
+    else if (x->t->linear)
+        move_run(x, x->t->pieces[0].param, x->t->first + b->at, b->n, value);
+    else
+        move_rows(x, b, value);
+}
+
+static mt_status transfer_init(transfer *x, const weights_masters *masters, const tensor_map *map,
+                               int64_t tensor, weights_buffer *b, bool out)
+{
+    const mapped_tensor *t = &map->tensors[tensor];
+    /* A block's bytes are converted, or not made yet, when the scratch is in use. */
+    *x = (transfer){ .masters = masters, .m = map->m, .t = t, .scratch = b->raw, .out = out };
+    if (t->linear)
+        return MT_OK;
+    if (!(x->rows = malloc((size_t)t->rows * sizeof *x->rows)))
+        return status_nomem("the rows of a tensor", (size_t)t->rows * sizeof *x->rows);
+    tensor_map_rows(t, x->rows);
+    return MT_OK;
+}
+
+mt_status weights_read_tensor(const weights_masters *to, const tensor_map *map, int64_t tensor,
+                              int64_t first, int64_t n, const mt_weights *format,
+                              const void *reader, int64_t index, mt_dtype dtype, weights_buffer *b,
+                              XXH3_state_t *hash)
+{
+    transfer x;
+    mt_status status = transfer_init(&x, to, map, tensor, b, false);
+    int64_t each = x.t->rows * x.t->cols, end = (first + n) * each;
+    for (int64_t at = first * each; at < end && !status;) {
+        block k = block_at(x.t, at, end, weights_piece_elems(dtype));
+        status = weights_read_piece(format, reader, index, dtype, k.at, k.n, b);
+        if (status)
+            break;
+        if (hash)
+            XXH3_64bits_update(hash, b->raw, (size_t)(k.n * mt_dtype_size(dtype)));
+        move_block(&x, &k, b->value);
+        at += k.n;
+    }
+    free(x.rows);
+    return status;
+}
+
+mt_status weights_write_tensor(const weights_masters *from, const tensor_map *map, int64_t tensor,
+                               int64_t first, int64_t n, const mt_weights *format, void *writer,
+                               int64_t index, mt_dtype dtype, weights_buffer *b, XXH3_state_t *hash)
+{
+    transfer x;
+    mt_status status = transfer_init(&x, from, map, tensor, b, true);
+    int64_t each = x.t->rows * x.t->cols, end = (first + n) * each;
+    for (int64_t at = first * each; at < end && !status;) {
+        block k = block_at(x.t, at, end, weights_piece_elems(MT_F32));
+        const void *bytes = b->value;
+        move_block(&x, &k, b->value);
+        if (dtype == MT_BF16) {
+            uint16_t *half = b->raw;
+            int16_t lo;
+            for (int64_t i = 0; i < k.n; i++)
+                mt_split_f32(b->value[i], &half[i], &lo);
+            bytes = half;
+        }
+        int64_t size = k.n * mt_dtype_size(dtype);
+        if (hash)
+            XXH3_64bits_update(hash, bytes, (size_t)size);
+        status = format->write(writer, index, bytes, size);
+        at += k.n;
+    }
+    free(x.rows);
+    return status;
+}
