@@ -276,7 +276,7 @@ static void rope(int64_t t, int heads, const char *name)
 {
     if (!wanted("rope"))
         return;
-    mt_rope_attr attr = { heads, DIM, DIM, MT_ROPE_HALF_SPLIT, 1, { 1 } };
+    mt_rope_attr attr = { heads, DIM, DIM, MT_ROPE_HALF_SPLIT, 1, { 1 }, 0, 0 };
     int32_t *positions = malloc((size_t)t * 4);
     for (int64_t i = 0; positions && i < t; i++)
         positions[i] = (int32_t)i;

@@ -429,6 +429,12 @@ static bool view_has(const mt_config *pub, const char *key)
     return n && n->kind != NODE_NULL;
 }
 
+static bool view_is_null(const mt_config *pub, const char *key)
+{
+    const node *n = config_node(pub, key);
+    return n && n->kind == NODE_NULL;
+}
+
 static mt_status view_get_int(const mt_config *pub, const char *key, int64_t *ret)
 {
     const node *n = present(pub, key);
@@ -498,7 +504,7 @@ const mt_config *config_section(config *c, const char *path)
     if (!v || !copy)
         return NULL;
     *v = (view){ { sizeof(mt_config), view_has, view_get_int, view_get_float, view_get_bool,
-                   view_get_string, view_length, view_reject },
+                   view_get_string, view_length, view_reject, view_is_null },
                  c,
                  copy };
     walk(c, c->root, path, true, NULL);

@@ -70,6 +70,24 @@ static mt_status find_model_type(config *c, const mt_config *hyper, bool manifes
                       c->root->mark.label);
 }
 
+/* Plugins that know several types read theirs among the hyper-parameters, wherever it stood. */
+static mt_status put_model_type(config *c, const mt_config *hyper, const char *model_type)
+{
+    node *map = config_node(hyper, "");
+    node_item *item = node_find(map, "model_type");
+    if (item && item->value->kind == NODE_STRING && strcmp(item->value->text, model_type) == 0)
+        return MT_OK;
+    node *value = node_create(c, NODE_STRING, map->mark);
+    if (!value)
+        return MT_ERR_NOMEM;
+    value->text = model_type;
+    if (item)
+        item->value = value;
+    else if (!node_append(c, map, "model_type", map->mark, value))
+        return MT_ERR_NOMEM;
+    return MT_OK;
+}
+
 mt_status model_source_open(const char *path, model_source *ret)
 {
     model_source m = { 0 };
@@ -100,6 +118,8 @@ mt_status model_source_open(const char *path, model_source *ret)
         goto out;
     }
     s = find_model_type(m.config, m.hyper, !folder && !json, &m.model_type);
+    if (s == MT_OK)
+        s = put_model_type(m.config, m.hyper, m.model_type);
     if (s != MT_OK)
         goto out;
     *ret = m;

@@ -117,8 +117,18 @@ static void set_max_positions(mt_model *mm, int64_t n)
 static mt_status rope(mt_model *mm, const mt_config *c, double theta, int64_t head_dim,
                       mt_rope_attr *ret)
 {
+    mt_rope_spec spec = { .struct_size = sizeof spec, .theta = theta };
     (void)mm;
-    return rope_from_config(c, theta, head_dim, ret);
+    return rope_from_config(c, &spec, head_dim, ret);
+}
+
+static mt_status rope_of(mt_model *mm, const mt_config *c, const mt_rope_spec *spec,
+                         int64_t head_dim, mt_rope_attr *ret)
+{
+    mt_rope_spec known = { 0 }; /* a plugin may know fewer members, or more */
+    (void)mm;
+    memcpy(&known, spec, spec->struct_size < sizeof known ? spec->struct_size : sizeof known);
+    return rope_from_config(c, &known, head_dim, ret);
 }
 
 static void ignore_tensor(mt_model *mm, const char *pattern)
@@ -136,8 +146,8 @@ static void ignore_tensor(mt_model *mm, const char *pattern)
         k->m->n_ignore++;
 }
 
-static const mt_model_api api = { sizeof(mt_model_api), add_template, add_unit,     set_vocab,
-                                  set_max_positions,    rope,         ignore_tensor };
+static const mt_model_api api = { sizeof(mt_model_api), add_template, add_unit,      set_vocab,
+                                  set_max_positions,    rope,         ignore_tensor, rope_of };
 
 /* ---- units and parameters ---------------------------------------------------------------------
  */

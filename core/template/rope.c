@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The rotary frequency rules: default, linear, llama3, yarn.
+ * The rotary frequency rules: default, linear, dynamic, llama3, yarn.
  */
 #include "rope.h"
 
@@ -9,16 +9,18 @@
 #include <math.h>
 #include <stdio.h>
 
-/* Where the scaling's keys are: "rope_parameters", "rope_scaling", or nowhere. */
+/* Where the scaling's keys are: "rope_parameters" or a map below it, "rope_scaling", or nowhere. */
 typedef struct source {
     const mt_config *c;
+    const mt_rope_spec *spec;
     const char *section;
-    char key[128];
+    char buffer[64], key[128];
 } source;
 
+/* Without a section no key is there: every one of them has its default. */
 static const char *key(source *s, const char *name)
 {
-    snprintf(s->key, sizeof s->key, "%s.%s", s->section, name);
+    snprintf(s->key, sizeof s->key, "%s.%s", s->section ? s->section : "rope_parameters", name);
     return s->key;
 }
 
@@ -72,6 +74,17 @@ static mt_status scale_llama3(source *s, mt_rope_attr *a)
     return MT_OK;
 }
 
+/* Dynamic NTK changes the base for sequences beyond max_position_embeddings, which no run has: up
+ * to there its frequencies are the default ones. */
+static mt_status scale_dynamic(source *s)
+{
+    double factor;
+    mt_status status = number(s, "factor", &factor);
+    if (status == MT_OK && !(factor >= 1))
+        return s->c->reject(s->c, key(s, "factor"), "must be at least 1, found %g", factor);
+    return status;
+}
+
 static double yarn_gain(double scale, double mscale)
 {
     return scale <= 1 ? 1 : 0.1 * mscale * log(scale) + 1;
@@ -79,27 +92,35 @@ static double yarn_gain(double scale, double mscale)
 
 static mt_status scale_yarn(source *s, double theta, mt_rope_attr *a)
 {
+    static const mt_rope_spec none;
     const mt_config *c = s->c;
+    const mt_rope_spec *given = s->section ? &none : s->spec;
     double factor = 0, original = 0, fast, slow, gain, mscale, mscale_all, positions;
     bool truncate;
     mt_status status;
-    if ((status = mt_config_float(c, "max_position_embeddings", 2048, &positions)) != MT_OK ||
-        (status = mt_config_float(c, key(s, "original_max_position_embeddings"), positions,
-                                  &original)) != MT_OK ||
-        (status = mt_config_float(c, key(s, "factor"), positions / original, &factor)) != MT_OK ||
+    if ((status = mt_config_float(c, "max_position_embeddings", 2048, &positions)) != MT_OK)
+        return status;
+    double trained = given->original_max_position_embeddings;
+    if ((status = mt_config_float(c, key(s, "original_max_position_embeddings"),
+                                  trained > 0 ? trained : positions, &original)) != MT_OK ||
+        (status = mt_config_float(c, key(s, "factor"),
+                                  given->factor > 0 ? given->factor : positions / original,
+                                  &factor)) != MT_OK ||
         (status = mt_config_float(c, key(s, "beta_fast"), 32, &fast)) != MT_OK ||
         (status = mt_config_float(c, key(s, "beta_slow"), 1, &slow)) != MT_OK ||
         (status = mt_config_float(c, key(s, "mscale"), 0, &mscale)) != MT_OK ||
         (status = mt_config_float(c, key(s, "mscale_all_dim"), 0, &mscale_all)) != MT_OK ||
-        (status = mt_config_bool(c, key(s, "truncate"), true, &truncate)) != MT_OK)
+        (status = mt_config_bool(c, key(s, "truncate"), !given->fractional, &truncate)) != MT_OK)
         return status;
     if (!(factor >= 1) || !(original >= 1) || !(fast > slow) || !(slow > 0))
-        return c->reject(c, s->section,
+        return c->reject(c, s->section ? s->section : "max_position_embeddings",
                          "expected factor >= 1 and beta_fast > beta_slow > 0; found %g, %g, %g",
                          factor, fast, slow);
     double derived = mscale != 0 && mscale_all != 0
                          ? yarn_gain(factor, mscale) / yarn_gain(factor, mscale_all)
                          : yarn_gain(factor, 1);
+    if (given->attention_factor > 0)
+        derived = given->attention_factor;
     if ((status = mt_config_float(c, key(s, "attention_factor"), derived, &gain)) != MT_OK)
         return status;
     if (!(gain > 0))
@@ -135,40 +156,93 @@ static bool is_map(const mt_config *c, const char *section)
            c->get_float(c, section, &number) != MT_OK && c->get_bool(c, section, &truth) != MT_OK;
 }
 
-mt_status rope_from_config(const mt_config *c, double theta, int64_t head_dim, mt_rope_attr *ret)
+/* The section of the scaling: of a layer type, or of all layers. A type that has frequencies of its
+ * own by an older spelling has no part in the scaling of the others. */
+static mt_status find_section(source *s)
 {
-    source s = { .c = c };
-    mt_rope_attr a = { .heads = 1, .head_dim = (int32_t)head_dim, .attention_factor = 1.0f };
-    mt_status status;
-    s.section = c->has(c, "rope_parameters") ? "rope_parameters"
-                : c->has(c, "rope_scaling")  ? "rope_scaling"
-                                             : NULL;
-
-    double share = 1;
-    if ((status = mt_config_float(c, "rope_theta", theta, &theta)) != MT_OK ||
-        (status = mt_config_float(c, "partial_rotary_factor", share, &share)) != MT_OK)
-        return status;
-    const char *type = "default";
-    if (s.section) {
-        if (!is_map(c, s.section))
-            return c->reject(c, s.section,
-                             "must be a map with rope_type and the keys of that type");
-        if ((status = mt_config_float(c, key(&s, "rope_theta"), theta, &theta)) != MT_OK ||
-            (status = mt_config_float(c, key(&s, "partial_rotary_factor"), share, &share)) !=
-                MT_OK ||
-            (status = mt_config_string(c, key(&s, "type"), type, &type)) != MT_OK ||
-            (status = mt_config_string(c, key(&s, "rope_type"), type, &type)) != MT_OK)
-            return status;
-        if (!c->has(c, key(&s, "type")) && !c->has(c, key(&s, "rope_type")) &&
-            c->has(c, key(&s, "factor")))
-            return c->reject(c, s.section,
-                             "has a factor but no rope_type; expected one of linear, llama3, yarn");
-        if (c->has(c, key(&s, "full_attention")) || c->has(c, key(&s, "sliding_attention")))
-            return c->reject(c, s.section,
-                             "frequencies per layer type are not offered for this model type");
+    static const char *const types[] = { "full_attention", "sliding_attention" };
+    const mt_config *c = s->c;
+    const char *type = s->spec->layer_type, *all = "rope_parameters";
+    bool by_type = false;
+    for (int i = 0; i < 2; i++) {
+        s->section = all;
+        by_type |= c->has(c, key(s, types[i]));
     }
+    s->section = NULL;
+    if (by_type && !type)
+        return c->reject(c, all, "frequencies per layer type are not offered for this model type");
+    if (by_type) {
+        snprintf(s->buffer, sizeof s->buffer, "%s.%s", all, type);
+        s->section = c->has(c, s->buffer) ? s->buffer : NULL;
+    } else if (c->has(c, all)) {
+        if (type)
+            return c->reject(c, all,
+                             "must hold the maps full_attention and sliding_attention for this "
+                             "model type");
+        s->section = all;
+    } else if (c->has(c, "rope_scaling") && !s->spec->theta_key) {
+        s->section = "rope_scaling";
+    }
+    if (s->section && !is_map(c, s->section))
+        return c->reject(c, s->section, "must be a map with rope_type and the keys of that type");
+    return MT_OK;
+}
+
+static mt_status read_type(source *s, const char **ret)
+{
+    const mt_config *c = s->c;
+    mt_status status;
+    *ret = s->spec->type && !s->section ? s->spec->type : "default";
+    if (!s->section)
+        return MT_OK;
+    if ((status = mt_config_string(c, key(s, "type"), *ret, ret)) != MT_OK ||
+        (status = mt_config_string(c, key(s, "rope_type"), *ret, ret)) != MT_OK)
+        return status;
+    if (!c->has(c, key(s, "type")) && !c->has(c, key(s, "rope_type")) &&
+        c->has(c, key(s, "factor")))
+        return c->reject(c, s->section,
+                         "has a factor but no rope_type; expected one of linear, dynamic, llama3, "
+                         "yarn");
+    /* Some write it once more where the scaling is. */
+    c->has(c, key(s, "max_position_embeddings"));
+    return MT_OK;
+}
+
+static mt_status scale(source *s, const char *type, double theta, mt_rope_attr *a)
+{
+    if (strcmp(type, "default") == 0)
+        return MT_OK;
+    if (strcmp(type, "linear") == 0)
+        return scale_linear(s, a);
+    if (strcmp(type, "dynamic") == 0)
+        return scale_dynamic(s);
+    if (strcmp(type, "llama3") == 0)
+        return scale_llama3(s, a);
+    if (strcmp(type, "yarn") == 0)
+        return scale_yarn(s, theta, a);
+    return s->c->reject(
+        s->c, key(s, s->c->has(s->c, key(s, "rope_type")) ? "rope_type" : "type"),
+        "rope type '%s' is not offered; expected default, linear, dynamic, llama3 or yarn", type);
+}
+
+mt_status rope_from_config(const mt_config *c, const mt_rope_spec *spec, int64_t head_dim,
+                           mt_rope_attr *ret)
+{
+    source s = { .c = c, .spec = spec };
+    mt_rope_attr a = { .heads = 1, .head_dim = (int32_t)head_dim, .attention_factor = 1.0f };
+    const char *theta_key = spec->theta_key ? spec->theta_key : "rope_theta", *type;
+    double theta = spec->theta, share = 1;
+    mt_status status = find_section(&s);
+    if (status != MT_OK || (status = mt_config_float(c, theta_key, theta, &theta)) != MT_OK ||
+        (status = mt_config_float(c, "partial_rotary_factor", share, &share)) != MT_OK ||
+        (status = read_type(&s, &type)) != MT_OK)
+        return status;
+    if (s.section &&
+        ((status = mt_config_float(c, key(&s, "rope_theta"), theta, &theta)) != MT_OK ||
+         (status = mt_config_float(c, key(&s, "partial_rotary_factor"), share, &share)) != MT_OK))
+        return status;
     if (!(theta > 1))
-        return c->reject(c, "rope_theta", "must be above 1, found %g", theta);
+        return c->reject(c, theta_key, "must be above 1, found %g", theta);
     if (head_dim > 2 * MT_ROPE_MAX_FREQ / share && share > 0)
         return c->reject(c, "head_dim", "%lld is too large: expected at most %d rotary columns",
                          (long long)head_dim, 2 * MT_ROPE_MAX_FREQ);
@@ -181,19 +255,7 @@ mt_status rope_from_config(const mt_config *c, double theta, int64_t head_dim, m
                          a.rotary_dim, 2 * MT_ROPE_MAX_FREQ);
     for (int i = 0; i < a.rotary_dim / 2; i++)
         a.inv_freq[i] = 1.0f / powf((float)theta, (float)(2 * i) / (float)a.rotary_dim);
-
-    if (strcmp(type, "default") == 0)
-        status = MT_OK;
-    else if (strcmp(type, "linear") == 0)
-        status = scale_linear(&s, &a);
-    else if (strcmp(type, "llama3") == 0)
-        status = scale_llama3(&s, &a);
-    else if (strcmp(type, "yarn") == 0)
-        status = scale_yarn(&s, theta, &a);
-    else
-        status = c->reject(
-            c, key(&s, c->has(c, key(&s, "rope_type")) ? "rope_type" : "type"),
-            "rope type '%s' is not offered; expected default, linear, llama3 or yarn", type);
+    status = scale(&s, type, theta, &a);
     if (status == MT_OK)
         *ret = a;
     return status;

@@ -84,7 +84,7 @@ static void norms(void)
 static void check_rope(int64_t rows, int32_t heads, int32_t dim, int32_t rotary,
                        mt_rope_pairing pairing)
 {
-    mt_rope_attr attr = { heads, dim, rotary, pairing, 1.1f, { 0 } };
+    mt_rope_attr attr = { heads, dim, rotary, pairing, 1.1f, { 0 }, 0.1f, 7 };
     int32_t positions[400];
     for (int i = 0; i < rotary / 2; i++)
         attr.inv_freq[i] = powf(10000.0f, -2.0f * (float)i / (float)rotary);

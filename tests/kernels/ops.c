@@ -316,12 +316,14 @@ static void rmsnorm_rounds_where_its_variant_says(void)
 static void rope(void)
 {
     for (int32_t head_dim = 2; head_dim <= 150; head_dim += 34) {
-        for (int variant = 0; variant < 4; variant++) {
+        for (int variant = 0; variant < 8; variant++) {
             mt_rope_attr attr = { .heads = 3,
                                   .head_dim = head_dim,
                                   .rotary_dim = variant & 2 ? head_dim / 4 * 2 : head_dim,
                                   .pairing = variant & 1,
-                                  .attention_factor = 1.25f };
+                                  .attention_factor = 1.25f,
+                                  .growth = variant & 4 ? 0.5f : 0.0f,
+                                  .growth_positions = 7 };
             for (int32_t i = 0; i < attr.rotary_dim / 2; i++)
                 attr.inv_freq[i] = powf(1e4f, -2.0f * (float)i / (float)attr.rotary_dim);
             for (int64_t rows = 1; rows < 140; rows += 66) {

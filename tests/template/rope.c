@@ -18,14 +18,21 @@ typedef struct golden {
     double value;
 } golden;
 
-static mt_status form(const char *yaml, double theta, int64_t head_dim, mt_rope_attr *ret)
+static mt_status form_spec(const char *yaml, const mt_rope_spec *spec, int64_t head_dim,
+                           mt_rope_attr *ret)
 {
     config *c = NULL;
     mt_status st = config_parse_yaml(yaml, strlen(yaml), "config", &c);
     if (!st)
-        st = rope_from_config(config_section(c, ""), theta, head_dim, ret);
+        st = rope_from_config(config_section(c, ""), spec, head_dim, ret);
     config_destroy(c);
     return st;
+}
+
+static mt_status form(const char *yaml, double theta, int64_t head_dim, mt_rope_attr *ret)
+{
+    mt_rope_spec spec = { .struct_size = sizeof spec, .theta = theta };
+    return form_spec(yaml, &spec, head_dim, ret);
 }
 
 static bool near(double a, double b)
@@ -173,6 +180,88 @@ static void yarn_defaults(void)
     CHECK(memcmp(given.inv_freq, derived.inv_freq, sizeof given.inv_freq) == 0, "frequencies");
 }
 
+/* Dynamic NTK differs from the default only beyond the positions that the model has. */
+static void dynamic(void)
+{
+    mt_rope_attr plain = { 0 }, ntk = { 0 };
+    CHECK(!form("rope_theta: 5000.0\n", 10000, 24, &plain), "%s", status_text());
+    CHECK(
+        !form("rope_theta: 5000.0\nrope_scaling: {type: dynamic, factor: 2.0}\n", 10000, 24, &ntk),
+        "%s", status_text());
+    CHECK(memcmp(&plain, &ntk, sizeof plain) == 0, "frequencies");
+}
+
+/* Both spellings of layers with frequencies of their own give the same; each alone has the default
+ * of its kind, and no scaling is shared. */
+static void layer_types(void)
+{
+    static const struct {
+        const char *yaml;
+        double full_theta, full_factor, sliding_theta;
+    } cases[] = {
+        { "hidden_size: 64\n", 1e6, 1, 1e4 },
+        { "rope_theta: 500000.0\nrope_local_base_freq: 20000.0\n"
+          "rope_scaling: {rope_type: linear, factor: 8.0}\n",
+          5e5, 8, 2e4 },
+        { "rope_parameters:\n"
+          "  full_attention: {rope_type: linear, factor: 8.0, rope_theta: 500000.0}\n"
+          "  sliding_attention: {rope_type: default, rope_theta: 20000.0}\n",
+          5e5, 8, 2e4 },
+        { "rope_parameters: {full_attention: {rope_type: linear, factor: 4.0}}\n", 1e6, 4, 1e4 },
+        { "rope_parameters: null\nrope_scaling: null\nrope_theta: 500000.0\n", 5e5, 1, 1e4 },
+    };
+    const mt_rope_spec full = { .struct_size = sizeof full,
+                                .theta = 1e6,
+                                .layer_type = "full_attention" };
+    const mt_rope_spec sliding = { .struct_size = sizeof sliding,
+                                   .theta = 1e4,
+                                   .layer_type = "sliding_attention",
+                                   .theta_key = "rope_local_base_freq" };
+    mt_rope_attr a = { 0 };
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        mt_rope_attr f = { 0 }, s = { 0 };
+        CHECK(!form_spec(cases[k].yaml, &full, 256, &f), "%s", status_text());
+        CHECK(!form_spec(cases[k].yaml, &sliding, 256, &s), "%s", status_text());
+        for (int i = 0; i < 128; i += 9) {
+            double want = pow(cases[k].full_theta, -i / 128.0) / cases[k].full_factor;
+            CHECK(near((double)f.inv_freq[i], want), "full, case %d: [%d] %.9g, expected %.9g",
+                  (int)k, i, (double)f.inv_freq[i], want);
+            want = pow(cases[k].sliding_theta, -i / 128.0);
+            CHECK(near((double)s.inv_freq[i], want), "sliding, case %d: [%d] %.9g, expected %.9g",
+                  (int)k, i, (double)s.inv_freq[i], want);
+        }
+    }
+    CHECK(form_spec("rope_parameters: {rope_theta: 10000.0}\n", &full, 64, &a) == MT_ERR_INVALID &&
+              strstr(status_text(), "full_attention"),
+          "%s", status_text());
+    CHECK(form("rope_parameters: {full_attention: {rope_theta: 10000.0}}\n", 1e4, 64, &a) ==
+                  MT_ERR_INVALID &&
+              strstr(status_text(), "per layer type"),
+          "%s", status_text());
+}
+
+/* What a family scales with where the configuration says nothing. */
+static void scaled_by_default(void)
+{
+    const mt_rope_spec spec = { .struct_size = sizeof spec,
+                                .theta = 1e6,
+                                .type = "yarn",
+                                .factor = 16,
+                                .original_max_position_embeddings = 16384,
+                                .attention_factor = 1 };
+    mt_rope_attr found = { 0 }, want = { 0 }, plain = { 0 };
+    CHECK(!form_spec("max_position_embeddings: 262144\n", &spec, 128, &found), "%s", status_text());
+    CHECK(!form("rope_scaling: {type: yarn, factor: 16.0, attention_factor: 1.0,\n"
+                "  original_max_position_embeddings: 16384}\n",
+                1e6, 128, &want),
+          "%s", status_text());
+    CHECK(memcmp(&found, &want, sizeof want) == 0, "frequencies");
+    CHECK(!form_spec("rope_parameters: {rope_type: default}\n", &spec, 128, &found) &&
+              !form("{}", 1e6, 128, &plain),
+          "%s", status_text());
+    CHECK(memcmp(&found, &plain, sizeof plain) == 0, "a configuration's own word counts");
+}
+
 static void refused(const char *yaml, const char *names)
 {
     mt_rope_attr a = { .heads = -7 };
@@ -184,7 +273,8 @@ static void refused(const char *yaml, const char *names)
 
 static void refusals(void)
 {
-    refused("rope_scaling: {rope_type: dynamic, factor: 2.0}\n", "dynamic");
+    refused("rope_scaling: {rope_type: dynamic}\n", "factor");
+    refused("rope_scaling: {rope_type: proportional}\n", "proportional");
     refused("rope_scaling: {type: longrope, factor: 2.0}\n", "longrope");
     refused("rope_scaling: {rope_type: linear}\n", "factor");
     refused("rope_scaling: {factor: 2.0}\n", "no rope_type");
@@ -211,6 +301,9 @@ int main(void)
     RUN(deepseek_v3);
     RUN(ministral3);
     RUN(default_and_linear);
+    RUN(dynamic);
+    RUN(layer_types);
+    RUN(scaled_by_default);
     RUN(partial);
     RUN(yarn_defaults);
     RUN(refusals);

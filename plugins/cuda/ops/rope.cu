@@ -28,6 +28,24 @@ static __device__ __forceinline__ void sine_cosine(double x, double *s, double *
     sincos(x, s, c);
 }
 
+static __device__ __forceinline__ float natural_log(float x)
+{
+    return logf(x);
+}
+static __device__ __forceinline__ double natural_log(double x)
+{
+    return log(x);
+}
+
+/* What mt_rope_attr::growth multiplies a row with. */
+template <typename R>
+static __device__ __forceinline__ R growth_at(const mt_rope_attr &attr, int position)
+{
+    if (!(attr.growth > 0))
+        return (R)1;
+    return (R)1 + (R)attr.growth * natural_log((R)(1 + position / attr.growth_positions));
+}
+
 /* Rotates V pairs (i, i + half), or V / 2 neighbouring ones. V = 1 takes one pair of either. */
 template <typename T, int V, bool SPLIT>
 static __device__ __forceinline__ void rotate(const T *x, T *y, int i, int half, bool add,
@@ -84,9 +102,10 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
         if (token >= a.tokens)
             break;
         R s, c;
+        R factor = (R)a.attr.attention_factor * growth_at<R>(a.attr, a.positions[token]);
         sine_cosine((R)a.attr.inv_freq[k % half] * (R)a.positions[token], &s, &c);
-        cosine[k] = c * (R)a.attr.attention_factor;
-        sine[k] = (R)a.sign * (s * (R)a.attr.attention_factor);
+        cosine[k] = c * factor;
+        sine[k] = (R)a.sign * (s * factor);
     }
     __syncthreads();
     /* Pieces of a head: pairs, then what is not rotated. */
@@ -108,6 +127,10 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
             R v[V];
             int from = 2 * half + (piece - rotated) * V;
             load_vector<T, V>(x + from, v);
+            R growth = growth_at<R>(a.attr, a.positions[token]);
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                v[j] *= growth;
             put_vector<T, V>(y + from, v, a.add);
         }
     }

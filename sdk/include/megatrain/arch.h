@@ -21,6 +21,24 @@ typedef struct mt_model mt_model;
  * template. Must describe the same graph whenever it is called. [main] */
 typedef mt_status (*mt_build_fn)(mt_builder *b, const void *arch, const void *arg);
 
+/* Which rotary frequencies an architecture asks for, and its defaults. Zero is a good value of
+ * every member but struct_size and theta. */
+typedef struct mt_rope_spec {
+    uint32_t struct_size;
+    uint32_t reserved;
+    double theta; /* default base */
+    /* Layers of different kinds have frequencies of their own in rope_parameters.LAYER_TYPE. */
+    const char *layer_type;
+    /* Where the base of such layers stands in older configurations ("rope_local_base_freq"), in
+     * which the layers then have no scaling; NULL: rope_theta, and the scaling holds for them. */
+    const char *theta_key;
+    /* Where the configuration has neither rope_parameters nor rope_scaling: */
+    const char *type; /* "yarn"; NULL: "default" */
+    double factor, original_max_position_embeddings;
+    double attention_factor; /* 0: what follows from factor */
+    bool fractional;         /* truncate: false */
+} mt_rope_spec;
+
 typedef struct mt_model_api {
     uint32_t struct_size;
     /* Registers a template; returns its index, or -1 (sticky error). `arg` must outlive the model.
@@ -34,11 +52,14 @@ typedef struct mt_model_api {
     void (*set_max_positions)(mt_model *m, int64_t max_positions);
     /* Reads rope_theta / rope_scaling / rope_parameters (both spellings of config.json) and fills
      * `ret` for heads of head_dim columns; `theta` is the family's default. Types default, linear,
-     * llama3 and yarn; every other type is an error that names it. */
+     * dynamic, llama3 and yarn; every other type is an error that names it. */
     mt_status (*rope)(mt_model *m, const mt_config *c, double theta, int64_t head_dim,
                       mt_rope_attr *ret);
     /* Checkpoint tensors whose name matches the pattern (fnmatch) are ignored when loading. */
     void (*ignore_tensor)(mt_model *m, const char *pattern);
+    /* As rope, for layers of a kind, or with a scaling by default. */
+    mt_status (*rope_of)(mt_model *m, const mt_config *c, const mt_rope_spec *spec,
+                         int64_t head_dim, mt_rope_attr *ret);
 } mt_model_api;
 
 struct mt_model {
@@ -60,6 +81,12 @@ static inline mt_status mt_model_rope(mt_model *m, const mt_config *c, double th
                                       int64_t head_dim, mt_rope_attr *ret)
 {
     return m->api->rope(m, c, theta, head_dim, ret);
+}
+
+static inline mt_status mt_model_rope_of(mt_model *m, const mt_config *c, const mt_rope_spec *spec,
+                                         int64_t head_dim, mt_rope_attr *ret)
+{
+    return m->api->rope_of(m, c, spec, head_dim, ret);
 }
 
 typedef struct mt_arch {

@@ -173,7 +173,15 @@ struct mt_config {
     /* Sets an error text that names file, line and column of `key` (of the section when absent),
      * and returns MT_ERR_INVALID: `return c->reject(c, "head_dim", "must be even");` */
     mt_status (*reject)(const mt_config *c, const char *key, const char *fmt, ...) MT_PRINTF(3, 4);
+    /* Present and null, where a family distinguishes that from absent. */
+    bool (*is_null)(const mt_config *c, const char *key);
 };
+
+/* Is the key present with the value null? */
+static inline bool mt_config_is_null(const mt_config *c, const char *key)
+{
+    return c->struct_size > offsetof(mt_config, is_null) && c->is_null(c, key);
+}
 
 /* The value at `key`, or `fallback` where the key is absent or null. A wrong type is an error. */
 static inline mt_status mt_config_int(const mt_config *c, const char *key, int64_t fallback,

@@ -152,7 +152,9 @@ enum {
 
 /* "rope": in x [T, heads*head_dim]; rotates the first rotary_dim columns of every head by
  * inv_freq[i] * position; angles, cos and sin in FP32 as the reference forms them, both times
- * `attention_factor`. Fill it with mt_model_rope (arch.h), then set `heads`. */
+ * `attention_factor`. growth > 0: y is also multiplied by
+ * 1 + growth * ln(1 + floor(position / growth_positions)), all columns of it (Ministral 3's
+ * queries). Fill it with mt_model_rope (arch.h), then set `heads`. */
 typedef struct mt_rope_attr {
     int32_t heads;
     int32_t head_dim;
@@ -160,6 +162,8 @@ typedef struct mt_rope_attr {
     mt_rope_pairing pairing;
     float attention_factor;
     float inv_freq[MT_ROPE_MAX_FREQ]; /* rotary_dim / 2 entries */
+    float growth;                     /* 0: none */
+    int32_t growth_positions;
 } mt_rope_attr;
 
 /* "attention": in q [T, heads*qk_dim], k [T, kv_heads*qk_dim], v [T, kv_heads*v_dim], optional

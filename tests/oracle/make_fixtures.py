@@ -1,0 +1,278 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes fixtures/<family>/<case>/: tiny random models and what Hugging Face transformers computes.
+
+A development-time tool (needs torch and transformers 5); the fixtures are committed, so that
+building and testing need neither. Usage: make_fixtures.py [FAMILY | FAMILY/CASE]...
+
+Each case is a folder as save_pretrained writes it, in some cases rewritten to an older spelling, plus
+
+    expected.safetensors
+        ids, targets   int32 [T]      packed documents; target -100: ignored
+        doc_starts     int32 [n + 1]
+        logits         fp32 [T, vocab]; every document was run by itself, positions from 0
+        loss           fp64 [1]       mean over all targets of all documents
+        grad.NAME      fp32           gradient of that mean, by the parameter's name
+
+Only eager attention is a valid reference: others drop soft caps.
+"""
+import json
+import pathlib
+import shutil
+import sys
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+SMALL = dict(vocab_size=96, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+             max_position_embeddings=256, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2)
+
+# head_dim is not hidden / heads; the window is shorter than most documents.
+TINY = dict(vocab_size=61, hidden_size=24, intermediate_size=20, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=8, rms_norm_eps=1e-5,
+            max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=None)
+DOCUMENTS = [1, 31, 7, 18]
+
+
+def rope(theta=10000.0, rope_type="default", **more):
+    return dict(rope_parameters=dict(rope_type=rope_type, rope_theta=theta, **more))
+
+
+LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=64)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+
+# family/case: model_type, configuration, lengths of the documents (inputs), how it is written:
+#     bf16            the weights are stored in BF16
+#     shards          at most so many bytes a file
+#     config          a function that rewrites config.json
+#     wrap            (model_type, prefix): the language model of a multi-modal one
+CASES = {
+    "llama/gqa": ("llama", dict(SMALL, **rope()), [1, 70, 13, 1, 33], {}),
+    "llama/mha_tied": ("llama", dict(SMALL, vocab_size=101, num_key_value_heads=4, head_dim=8,
+                                     tie_word_embeddings=True, rms_norm_eps=1e-6,
+                                     **rope(500000.0)),
+                       [5, 1, 40], dict(bf16=True)),
+    "llama/llama3": ("llama", dict(SMALL, num_hidden_layers=3, head_dim=16, num_key_value_heads=1,
+                                   **rope(10000.0, "llama3", **LLAMA3)),
+                     [48, 1, 41], dict(config="v4")),
+    "llama/biases": ("llama", dict(SMALL, attention_bias=True, mlp_bias=True, **rope()),
+                     [9, 1, 24], {}),
+    "llama/linear_sharded": ("llama", dict(SMALL, **rope(10000.0, "linear", factor=4.0)),
+                             [1, 37, 8], dict(shards="48KB")),
+    "llama/yarn": ("llama", dict(SMALL, head_dim=16,
+                                 **rope(10000.0, "yarn", factor=4.0,
+                                        original_max_position_embeddings=64)),
+                   [40, 1, 19], {}),
+    "mistral/v0.1": ("mistral", dict(TINY, sliding_window=6, **rope()), DOCUMENTS,
+                     dict(bf16=True, config="v4")),
+    "mistral/nemo": ("mistral", dict(TINY, sliding_window=None, head_dim=10, **rope(1e6)), DOCUMENTS,
+                     dict(bf16=True)),
+    "mistral/small3.1": ("mistral", dict(TINY, sliding_window=None, num_key_value_heads=1,
+                                         **rope(1e5)), DOCUMENTS,
+                         dict(bf16=True, wrap=("mistral3", "language_model."))),
+    "mistral/ministral": ("ministral", dict(TINY, sliding_window=5, num_hidden_layers=3,
+                                            layer_types=MIXED, **rope(1e6)), DOCUMENTS,
+                          dict(bf16=True)),
+    "mistral/ministral3": ("ministral3", dict(TINY, sliding_window=None,
+                                              **rope(10000.0, **YARN, beta_fast=32.0, beta_slow=1.0,
+                                                     mscale=1.0, mscale_all_dim=1.0,
+                                                     llama_4_scaling_beta=0.3)),
+                           [1, 60, 17], dict(bf16=True)),
+    "qwen/qwen2": ("qwen2", dict(TINY, num_hidden_layers=3, use_sliding_window=True,
+                                 sliding_window=6, max_window_layers=1, tie_word_embeddings=True,
+                                 **rope(1e6)), DOCUMENTS,
+                   dict(bf16=True, config="without layer_types")),
+    "qwen/qwen2.5_yarn": ("qwen2", dict(TINY, use_sliding_window=False, sliding_window=4,
+                                        max_window_layers=1, **rope(10000.0, **YARN)), [1, 60, 17],
+                          dict(bf16=True, config="v4")),
+    "qwen/qwen3": ("qwen3", dict(TINY, tie_word_embeddings=True, **rope(1e6)), DOCUMENTS,
+                   dict(bf16=True)),
+    "qwen/qwen3_biases": ("qwen3", dict(TINY, num_hidden_layers=3, attention_bias=True,
+                                        use_sliding_window=True, sliding_window=5,
+                                        layer_types=MIXED, **rope(1e6)), DOCUMENTS,
+                          dict(bf16=True)),
+    "gemma/gemma": ("gemma", dict(TINY, num_key_value_heads=1, hidden_act="gelu_pytorch_tanh",
+                                  **rope()), DOCUMENTS,
+                    dict(bf16=True, config="gemma 1")),
+    "gemma/gemma2": ("gemma2", dict(TINY, num_hidden_layers=4, sliding_window=6,
+                                    query_pre_attn_scalar=5, attn_logit_softcapping=2.0,
+                                    final_logit_softcapping=3.0, **rope()), DOCUMENTS,
+                     dict(bf16=True, config="without layer_types")),
+    "gemma/gemma3_v4": ("gemma3_text", dict(
+        TINY, num_hidden_layers=6, sliding_window=6, sliding_window_pattern=3,
+        query_pre_attn_scalar=11, rope_parameters=dict(
+            full_attention=dict(rope_type="linear", factor=8.0, rope_theta=100000.0),
+            sliding_attention=dict(rope_type="default", rope_theta=500.0))), DOCUMENTS,
+        dict(bf16=True, config="gemma 3 v4", wrap=("gemma3", "language_model."))),
+    "gemma/gemma3_v5": ("gemma3_text", dict(
+        TINY, num_hidden_layers=4, num_key_value_heads=1, sliding_window=5, attention_bias=True,
+        attn_logit_softcapping=3.0, final_logit_softcapping=5.0,
+        layer_types=MIXED + ["full_attention"], rope_parameters=dict(
+            full_attention=dict(rope_type="linear", factor=2.0, rope_theta=20000.0),
+            sliding_attention=dict(rope_type="default", rope_theta=700.0))), DOCUMENTS,
+        dict(bf16=True)),
+}
+
+
+def randomise(model, generator):
+    """Weights large enough that attention is far from uniform and no gradient is near zero."""
+    one_plus = model.config.model_type.startswith("gemma")
+    for name, p in model.named_parameters():
+        noise = torch.randn(p.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            p.data = (0 if one_plus else 1) + 0.2 * noise
+        elif name.endswith(".bias"):
+            p.data = 0.3 * noise
+        elif "embed_tokens" in name:
+            p.data = (0.1 if one_plus else 0.5) * noise
+        else:
+            p.data = 0.2 * noise
+
+
+def v4(config):
+    """As releases before transformers 5 wrote it: rope_theta and rope_scaling side by side."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    if rope["rope_type"] != "default":
+        config["rope_scaling"] = rope
+    config.pop("layer_types", None)
+    config["torch_dtype"] = config.pop("dtype")
+
+
+def without_layer_types(config):
+    del config["layer_types"]
+
+
+def gemma1(config):
+    """The released spelling of the activation, which means its tanh form."""
+    v4(config)
+    config["hidden_act"] = "gelu"
+    config["hidden_activation"] = None
+    del config["tie_word_embeddings"]
+
+
+def gemma3_v4(config):
+    ropes = config.pop("rope_parameters")
+    del config["layer_types"]
+    config["rope_theta"] = ropes["full_attention"].pop("rope_theta")
+    config["rope_scaling"] = ropes["full_attention"]
+    config["rope_local_base_freq"] = ropes["sliding_attention"]["rope_theta"]
+    config["sliding_window_pattern"] = 3
+    for key in ("tie_word_embeddings", "attn_logit_softcapping"):
+        del config[key]
+    config["final_logit_softcapping"] = None
+
+
+REWRITES = {"v4": v4, "without layer_types": without_layer_types, "gemma 1": gemma1,
+            "gemma 3 v4": gemma3_v4}
+
+
+def wrap(folder, model_type, prefix):
+    """The files of a multi-modal release that holds the language model."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    whole = {"architectures": [model_type.capitalize() + "ForConditionalGeneration"],
+             "model_type": model_type, "text_config": config, "vision_config": {"hidden_size": 8}}
+    config.pop("architectures")
+    path.write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n")
+    weights = {prefix + k: v for k, v in load_file(folder / "model.safetensors").items()}
+    weights["vision_tower.patch_embedding.weight"] = torch.ones(2, 3, dtype=torch.bfloat16)
+    weights["multi_modal_projector.linear.weight"] = torch.ones(3, 2, dtype=torch.bfloat16)
+    save_file(weights, folder / "model.safetensors", metadata=dict(format="pt"))
+
+
+def documents(lengths, vocab, generator):
+    """Ids and targets of every document; the longest one has its first third masked."""
+    out = []
+    for n in lengths:
+        tokens = torch.randint(0, vocab, (n + 1,), generator=generator)
+        targets = tokens[1:].clone()
+        if n == max(lengths):
+            targets[: n // 3] = -100
+        out.append((tokens[:-1], targets))
+    return out
+
+
+def expected(model, docs):
+    n_targets = sum(int((t >= 0).sum()) for _, t in docs)
+    logits, total = [], 0.0
+    model.zero_grad()
+    for ids, targets in docs:
+        out = model(input_ids=ids[None], use_cache=False).logits[0].float()
+        loss = F.cross_entropy(out, targets, reduction="sum", ignore_index=-100)
+        (loss / n_targets).backward()
+        total += loss.item()
+        logits.append(out.detach())
+    starts = [0]
+    for ids, _ in docs:
+        starts.append(starts[-1] + len(ids))
+    tensors = {
+        "ids": torch.cat([d[0] for d in docs]).int(),
+        "targets": torch.cat([d[1] for d in docs]).int(),
+        "doc_starts": torch.tensor(starts, dtype=torch.int32),
+        "logits": torch.cat(logits).contiguous(),
+        "loss": torch.tensor([total / n_targets], dtype=torch.float64),
+    }
+    for name, p in model.named_parameters():
+        tensors["grad." + name] = p.grad.contiguous()
+    return tensors
+
+
+def make(root, index, name, model_type, values, lengths, how):
+    folder = root / name
+    shutil.rmtree(folder, ignore_errors=True)
+    generator = torch.Generator().manual_seed(1000 + index)
+    config = AutoConfig.for_model(model_type, **values)
+    model = AutoModelForCausalLM.from_config(config).float()
+    randomise(model, generator)
+    if how.get("bf16"):
+        model.to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size=how.get("shards", "1GB"))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+    # What is expected comes from the files, so that these are what both sides read.
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
+                                                 attn_implementation="eager")
+    model.eval()
+    docs = documents(lengths, config.vocab_size, generator)
+    tensors = expected(model, docs)
+    save_file(tensors, folder / "expected.safetensors")
+    if how.get("config"):
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        REWRITES[how["config"]](config)
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        # The older spelling must mean the same to the reference.
+        again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
+                                                     attn_implementation="eager").eval()
+        assert torch.equal(expected(again, docs)["logits"], tensors["logits"]), name
+    if how.get("wrap"):
+        wrap(folder, *how["wrap"])
+    shards = sorted(p.name for p in folder.glob("model*.safetensors"))
+    grads = [t.abs().max() for n, t in tensors.items() if n.startswith("grad.")]
+    print(f"{name:20} loss {tensors['loss'].item():.6f}  parameters "
+          f"{sum(p.numel() for p in model.parameters())}  files {len(shards)}  "
+          f"largest logit {tensors['logits'].abs().max():.2f}  smallest gradient {min(grads):.2e}")
+    stored = load_file(folder / shards[0])
+    assert all(t.dtype == (torch.bfloat16 if how.get("bf16") else torch.float32)
+               for t in stored.values())
+    assert bool(how.get("shards")) == (len(shards) in (2, 3)), shards
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    root = pathlib.Path(__file__).parent / "fixtures"
+    only = sys.argv[1:]
+    for index, (name, case) in enumerate(CASES.items()):
+        if not only or name in only or name.split("/")[0] in only:
+            make(root, index, name, *case)
+
+
+if __name__ == "__main__":
+    main()
