@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What decoder-only families share, for architecture plugins: reading the usual hyper-parameters,
+ * attention and MLP under the usual names of Hugging Face checkpoints, and the list of units
+ * embed, block.0 .. block.N-1, head.
+ *
+ * A family keeps an mt_decoder as the first member of its state, so that the build functions here
+ * find it; it sets the family's defaults, reads the configuration over them, and declares its
+ * layers. Where it differs, it composes its own block from the parts.
+ */
+#ifndef MEGATRAIN_DECODER_H
+#define MEGATRAIN_DECODER_H
+
+#include "arch.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mt_decoder {
+    int64_t vocab, hidden, intermediate, layers, heads;
+    int64_t kv_heads; /* default 0: as many as heads */
+    int64_t head_dim; /* default 0: hidden / heads */
+    int64_t positions;
+    double norm_eps, init_std;
+    mt_norm_variant norm;     /* of every norm */
+    mt_activation activation; /* of the MLP's gate */
+    bool mlp_bias;
+    bool tied;            /* the head is the embedding */
+    double embed_scale;   /* of the embedding's rows; 0: none */
+    double final_softcap; /* of the logits; 0: none */
+} mt_decoder;
+
+/* How the layers of one kind attend. */
+typedef struct mt_decoder_attn {
+    mt_rope_attr rope;
+    double scale;   /* of the scores */
+    double softcap; /* of the scores; 0: none */
+    int64_t window; /* keys that a query sees, itself included; 0: all before it */
+    bool qkv_bias, o_bias;
+    bool qk_norm; /* q and k are normalised head by head before they are rotated */
+    bool sinks;   /* a logit a head that takes part in the softmax, without a value */
+    float q_growth;
+    int32_t q_growth_positions; /* of mt_rope_attr, for q only */
+} mt_decoder_attn;
+
+/* ---- reading hyper-parameters --------------------------------------------------------------- */
+
+/* A whole number from 1 to `most`; `unset` where the key is absent or null. [main] */
+static inline mt_status mt_config_count(const mt_config *c, const char *key, int64_t unset,
+                                        int64_t most, int64_t *ret)
+{
+    int64_t n;
+    mt_status s = mt_config_int(c, key, unset, &n);
+    if (s != MT_OK)
+        return s;
+    if (n < 1 || n > most)
+        return c->reject(c, key, "must be 1 to %lld, found %lld", (long long)most, (long long)n);
+    *ret = n;
+    return MT_OK;
+}
+
+/* A number above 0 that null turns off (0), `unset` where the key is absent. [main] */
+static inline mt_status mt_config_optional(const mt_config *c, const char *key, double unset,
+                                           double *ret)
+{
+    double x;
+    mt_status s = mt_config_float(c, key, mt_config_is_null(c, key) ? 0 : unset, &x);
+    if (s != MT_OK)
+        return s;
+    if (c->has(c, key) && !(x > 0))
+        return c->reject(c, key, "must be above 0 (or null for none), found %g", x);
+    *ret = x;
+    return MT_OK;
+}
+
+/* sliding_window in keys, itself included; null: 0, no window. [main] */
+static inline mt_status mt_decoder_window(const mt_config *c, int64_t unset, int64_t *ret)
+{
+    if (!c->has(c, "sliding_window")) {
+        *ret = mt_config_is_null(c, "sliding_window") ? 0 : unset;
+        return MT_OK;
+    }
+    return mt_config_count(c, "sliding_window", unset, INT32_MAX, ret);
+}
+
+/* Does layer i attend in a window? As its entry in layer_types says, `unset` where that is absent.
+ * [main] */
+static inline mt_status mt_decoder_slides(const mt_config *c, const mt_decoder *d, int64_t i,
+                                          bool unset, bool *ret)
+{
+    const char *type;
+    char key[48];
+    if (!c->has(c, "layer_types")) {
+        *ret = unset;
+        return MT_OK;
+    }
+    if (c->length(c, "layer_types") != d->layers)
+        return c->reject(c, "layer_types", "must be a list of num_hidden_layers entries, %lld",
+                         (long long)d->layers);
+    snprintf(key, sizeof key, "layer_types.%lld", (long long)i);
+    mt_status s = c->get_string(c, key, &type);
+    if (s != MT_OK)
+        return s;
+    bool slides = strcmp(type, "sliding_attention") == 0;
+    if (!slides && strcmp(type, "full_attention") != 0)
+        return c->reject(c, key,
+                         "'%s' is not offered; expected full_attention or sliding_attention", type);
+    *ret = slides;
+    return MT_OK;
+}
+
+/* The keys that all families have, over what *d holds: the family's defaults. [main] */
+static inline mt_status mt_decoder_read(const mt_config *c, mt_decoder *d)
+{
+    mt_status s;
+    if ((s = mt_config_count(c, "vocab_size", d->vocab, INT32_MAX, &d->vocab)) ||
+        (s = mt_config_count(c, "hidden_size", d->hidden, INT32_MAX, &d->hidden)) ||
+        (s = mt_config_count(c, "intermediate_size", d->intermediate, INT32_MAX,
+                             &d->intermediate)) ||
+        (s = mt_config_count(c, "num_hidden_layers", d->layers, 10000, &d->layers)) ||
+        (s = mt_config_count(c, "num_attention_heads", d->heads, INT32_MAX, &d->heads)))
+        return s;
+    /* null is not the default of these two, but what follows from the other sizes. */
+    if (!d->kv_heads || mt_config_is_null(c, "num_key_value_heads"))
+        d->kv_heads = d->heads;
+    if (!d->head_dim || mt_config_is_null(c, "head_dim"))
+        d->head_dim = d->hidden / d->heads;
+    if ((s = mt_config_count(c, "num_key_value_heads", d->kv_heads, INT32_MAX, &d->kv_heads)) ||
+        (s = mt_config_count(c, "head_dim", d->head_dim, INT32_MAX, &d->head_dim)) ||
+        (s = mt_config_count(c, "max_position_embeddings", d->positions, INT32_MAX,
+                             &d->positions)) ||
+        (s = mt_config_float(c, "rms_norm_eps", d->norm_eps, &d->norm_eps)) ||
+        (s = mt_config_float(c, "initializer_range", d->init_std, &d->init_std)) ||
+        (s = mt_config_bool(c, "tie_word_embeddings", d->tied, &d->tied)))
+        return s;
+    if (d->heads % d->kv_heads)
+        return c->reject(c, "num_key_value_heads", "%lld must divide num_attention_heads %lld",
+                         (long long)d->kv_heads, (long long)d->heads);
+    return MT_OK;
+}
+
+/* hidden_act where the family knows no other than `only`. [main] */
+static inline mt_status mt_decoder_activation(const mt_config *c, const char *key, const char *only)
+{
+    const char *found;
+    mt_status s = mt_config_string(c, key, only, &found);
+    if (s != MT_OK)
+        return s;
+    if (strcmp(found, only) != 0)
+        return c->reject(c, key, "'%s' is not offered; expected '%s'", found, only);
+    return MT_OK;
+}
+
+/* ---- parts of a layer ----------------------------------------------------------------------- */
+
+/* The norm NAME.weight over each of the `heads` groups of n columns of a row. [main] */
+static inline mt_val mt_decoder_norm_heads(mt_builder *b, const mt_decoder *d, mt_val x,
+                                           const char *name, int64_t n, int64_t heads)
+{
+    char weight[96];
+    snprintf(weight, sizeof weight, "%s.weight", name);
+    mt_init init = d->norm == MT_NORM_ONE_PLUS ? MT_INIT_ZEROS : MT_INIT_ONES;
+    mt_rmsnorm_attr attr = { d->norm_eps, d->norm, (int32_t)heads };
+    return mt_rmsnorm(b, x, mt_vector(b, weight, n, init), &attr);
+}
+
+/* The norm NAME.weight [hidden]. [main] */
+static inline mt_val mt_decoder_norm(mt_builder *b, const mt_decoder *d, mt_val x, const char *name)
+{
+    return mt_decoder_norm_heads(b, d, x, name, d->hidden, 1);
+}
+
+/* The linear layer NAME.weight [out, in], with NAME.bias [out] where `bias`. [main] */
+static inline mt_val mt_decoder_linear(mt_builder *b, const mt_decoder *d, mt_val x,
+                                       const char *name, int64_t out, int64_t in, bool bias)
+{
+    char weight_name[96], bias_name[96];
+    snprintf(weight_name, sizeof weight_name, "%s.weight", name);
+    snprintf(bias_name, sizeof bias_name, "%s.bias", name);
+    mt_val w = mt_matrix(b, weight_name, out, in, d->init_std);
+    return mt_linear(b, x, w, bias ? mt_vector(b, bias_name, out, MT_INIT_ZEROS) : MT_NONE);
+}
+
+/* Grouped-query attention under self_attn, from normalised x [T, hidden] to the branch's result
+ * [T, hidden]. [main] */
+static inline mt_val mt_decoder_attention(mt_builder *b, const mt_decoder *d,
+                                          const mt_decoder_attn *a, mt_val x)
+{
+    int32_t heads = (int32_t)d->heads, kv_heads = (int32_t)d->kv_heads, dim = (int32_t)d->head_dim;
+    int64_t q_cols = d->heads * d->head_dim, kv_cols = d->kv_heads * d->head_dim;
+    mt_val q = mt_decoder_linear(b, d, x, "self_attn.q_proj", q_cols, d->hidden, a->qkv_bias);
+    mt_val k = mt_decoder_linear(b, d, x, "self_attn.k_proj", kv_cols, d->hidden, a->qkv_bias);
+    mt_val v = mt_decoder_linear(b, d, x, "self_attn.v_proj", kv_cols, d->hidden, a->qkv_bias);
+    if (a->qk_norm) {
+        q = mt_decoder_norm_heads(b, d, q, "self_attn.q_norm", d->head_dim, d->heads);
+        k = mt_decoder_norm_heads(b, d, k, "self_attn.k_norm", d->head_dim, d->kv_heads);
+    }
+    mt_rope_attr q_rope = a->rope;
+    q_rope.growth = a->q_growth;
+    q_rope.growth_positions = a->q_growth_positions;
+    q = mt_rope(b, q, &q_rope, heads);
+    k = mt_rope(b, k, &a->rope, kv_heads);
+    mt_val sinks = a->sinks ? mt_vector(b, "self_attn.sinks", d->heads, MT_INIT_ZEROS) : MT_NONE;
+    mt_attn_attr attr = { heads, kv_heads, dim, dim, a->scale, a->softcap, a->window };
+    mt_val o = mt_attention(b, q, k, v, sinks, &attr);
+    return mt_decoder_linear(b, d, o, "self_attn.o_proj", d->hidden, q_cols, a->o_bias);
+}
+
+/* The gated MLP NAME.gate_proj, .up_proj and .down_proj, `width` columns inside. [main] */
+static inline mt_val mt_decoder_mlp(mt_builder *b, const mt_decoder *d, mt_val x, const char *name,
+                                    int64_t width)
+{
+    char part[80];
+    snprintf(part, sizeof part, "%s.gate_proj", name);
+    mt_val gate = mt_decoder_linear(b, d, x, part, width, d->hidden, d->mlp_bias);
+    snprintf(part, sizeof part, "%s.up_proj", name);
+    mt_val up = mt_decoder_linear(b, d, x, part, width, d->hidden, d->mlp_bias);
+    mt_act_attr act = { d->activation, 0, 0 };
+    mt_val h = mt_glu(b, gate, up, &act);
+    snprintf(part, sizeof part, "%s.down_proj", name);
+    return mt_decoder_linear(b, d, h, part, d->hidden, width, d->mlp_bias);
+}
+
+/* ---- templates ------------------------------------------------------------------------------ */
+
+/* The build function of a pre-norm layer, what most families have: x += attention(norm(x)), then
+ * x += mlp(norm(x)). `arch` starts with an mt_decoder, `arg` is an mt_decoder_attn. [main] */
+static inline mt_status mt_decoder_block(mt_builder *b, const void *arch, const void *arg)
+{
+    const mt_decoder *d = (const mt_decoder *)arch;
+    mt_val x = mt_input(b, 0, d->hidden);
+    mt_val h = mt_decoder_norm(b, d, x, "input_layernorm");
+    x = mt_add(b, x, mt_decoder_attention(b, d, (const mt_decoder_attn *)arg, h));
+    h = mt_decoder_norm(b, d, x, "post_attention_layernorm");
+    mt_output(b, 0, mt_add(b, x, mt_decoder_mlp(b, d, h, "mlp", d->intermediate)));
+    return MT_OK;
+}
+
+static inline mt_status mt_decoder_embed(mt_builder *b, const void *arch, const void *arg)
+{
+    const mt_decoder *d = (const mt_decoder *)arch;
+    (void)arg;
+    mt_val w = mt_matrix(b, "embed_tokens.weight", d->vocab, d->hidden, d->init_std);
+    mt_val x = mt_embedding(b, w);
+    mt_output(b, 0, d->embed_scale > 0 ? mt_scale(b, x, d->embed_scale) : x);
+    return MT_OK;
+}
+
+static inline mt_status mt_decoder_head(mt_builder *b, const void *arch, const void *arg)
+{
+    const mt_decoder *d = (const mt_decoder *)arch;
+    (void)arg;
+    mt_val h = mt_decoder_norm(b, d, mt_input(b, 0, d->hidden), "model.norm");
+    mt_val w = d->tied ? mt_alias(b, "model.embed_tokens.weight", d->vocab, d->hidden)
+                       : mt_matrix(b, "lm_head.weight", d->vocab, d->hidden, d->init_std);
+    mt_xent_attr attr = { d->final_softcap };
+    mt_output(b, 0, mt_linear_cross_entropy(b, h, w, &attr));
+    return MT_OK;
+}
+
+/* ---- the list of units ---------------------------------------------------------------------- */
+
+/* Facts of the model and unit "embed"; before the layers. [main] */
+static inline void mt_decoder_begin(mt_model *m, const mt_decoder *d)
+{
+    m->api->set_vocab(m, d->vocab);
+    m->api->set_max_positions(m, d->positions);
+    m->api->ignore_tensor(m, "*.rotary_emb.inv_freq");
+    mt_add_unit(m, "embed", mt_add_template(m, "embed", mt_decoder_embed, NULL), "model.");
+}
+
+/* The language model of a vision-language model is loaded by itself. [main] */
+static inline void mt_decoder_ignore_vision(mt_model *m)
+{
+    m->api->ignore_tensor(m, "vision_tower.*");
+    m->api->ignore_tensor(m, "model.vision_tower.*");
+    m->api->ignore_tensor(m, "multi_modal_projector.*");
+    m->api->ignore_tensor(m, "model.multi_modal_projector.*");
+}
+
+/* Unit "block.I", the layer of index i. *tpl, at first -1, is the template `name`, which the first
+ * layer of its kind adds; `arg` must outlive the model. [main] */
+static inline void mt_decoder_layer(mt_model *m, int64_t i, int32_t *tpl, const char *name,
+                                    mt_build_fn build, const void *arg)
+{
+    char unit[32], prefix[48];
+    if (*tpl < 0)
+        *tpl = mt_add_template(m, name, build, arg);
+    snprintf(unit, sizeof unit, "block.%lld", (long long)i);
+    snprintf(prefix, sizeof prefix, "model.layers.%lld.", (long long)i);
+    mt_add_unit(m, unit, *tpl, prefix);
+}
+
+/* Unit "head": the final norm and the loss; after the layers. [main] */
+static inline void mt_decoder_end(mt_model *m)
+{
+    mt_add_unit(m, "head", mt_add_template(m, "head", mt_decoder_head, NULL), "");
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif
