@@ -4,6 +4,7 @@
  * defaults and choices, and what the plugins of the tree ask for when they are given nothing.
  * Usage: PROGRAM docs/manifests.md PLUGIN_FOLDER
  */
+#include "../../core/base/status.h"
 #include "../../core/manifest/run.h"
 #include "../../core/template/model.h"
 #include "../check.h"
@@ -114,8 +115,11 @@ static struct {
     int n;
 } asked;
 
+/* Keys of a map below are documented with the map. */
 static void ask(const char *key)
 {
+    if (strchr(key, '.'))
+        return;
     for (int i = 0; i < asked.n; i++)
         if (strcmp(asked.key[i], key) == 0)
             return;
@@ -123,12 +127,20 @@ static void ask(const char *key)
         snprintf(asked.key[asked.n++], sizeof asked.key[0], "%s", key);
 }
 
-/* An empty section that remembers what it was asked for. */
+/* An empty section that remembers what it was asked for; it has a model type where one is set. */
+static const char *spy_type;
+
 static bool spy_has(const mt_config *c, const char *key)
 {
     (void)c;
     ask(key);
-    return false;
+    return spy_type && strcmp(key, "model_type") == 0;
+}
+
+static bool spy_is_null(const mt_config *c, const char *key)
+{
+    (void)c;
+    return ask(key), false;
 }
 
 static mt_status spy_int(const mt_config *c, const char *key, int64_t *ret)
@@ -151,8 +163,12 @@ static mt_status spy_bool(const mt_config *c, const char *key, bool *ret)
 
 static mt_status spy_string(const mt_config *c, const char *key, const char **ret)
 {
-    (void)c, (void)ret;
-    return ask(key), MT_ERR_NOT_FOUND;
+    (void)c;
+    ask(key);
+    if (!spy_type || strcmp(key, "model_type") != 0)
+        return MT_ERR_NOT_FOUND;
+    *ret = spy_type;
+    return MT_OK;
 }
 
 static int64_t spy_length(const mt_config *c, const char *key)
@@ -167,8 +183,8 @@ static mt_status spy_reject(const mt_config *c, const char *key, const char *fmt
     return ask(key), MT_ERR_INVALID;
 }
 
-static const mt_config spy = { sizeof(mt_config), spy_has,    spy_int,    spy_float,
-                               spy_bool,          spy_string, spy_length, spy_reject };
+static const mt_config spy = { sizeof(mt_config), spy_has,    spy_int,    spy_float,  spy_bool,
+                               spy_string,        spy_length, spy_reject, spy_is_null };
 
 static void ignore_error(const char *fmt, ...)
 {
@@ -228,13 +244,23 @@ static void text_is_documented(void)
     check_asked("data", 4);
 }
 
-static void llama_is_documented(void)
+/* Every type of a family, which differ in what they ask for, with no other key at all. */
+static void architectures_are_documented(void)
 {
-    const mt_arch *a = load("llama", MT_ARCH_INTERFACE);
-    model *m = NULL;
-    CHECK(a && model_create(a, &spy, &m) == MT_OK, "llama with no key at all");
-    model_destroy(m);
-    check_asked("Hyper-parameters of llama", 14);
+    static const char *const families[] = { "gemma", "llama", "mistral", "qwen" };
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+        char heading[64];
+        const mt_arch *a = load(families[f], MT_ARCH_INTERFACE);
+        for (uint32_t t = 0; a && t < a->n_model_types; t++) {
+            model *m = NULL;
+            spy_type = a->model_types[t];
+            CHECK(model_create(a, &spy, &m) == MT_OK, "%s: %s", spy_type, status_text());
+            model_destroy(m);
+        }
+        spy_type = NULL;
+        snprintf(heading, sizeof heading, "Hyper-parameters of %s", families[f]);
+        check_asked(heading, 14);
+    }
 }
 
 int main(int argc, char **argv)
@@ -252,7 +278,7 @@ int main(int argc, char **argv)
     RUN(nothing_else_is_documented);
     RUN(adamw_is_documented);
     RUN(text_is_documented);
-    RUN(llama_is_documented);
+    RUN(architectures_are_documented);
     free(docs);
     return check_done();
 }
