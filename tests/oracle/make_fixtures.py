@@ -111,7 +111,7 @@ CASES = {
         dict(bf16=True, config="gemma 3 v4", wrap=("gemma3", "language_model."))),
     "gemma/gemma3_v5": ("gemma3_text", dict(
         TINY, num_hidden_layers=4, num_key_value_heads=1, sliding_window=5, attention_bias=True,
-        attn_logit_softcapping=3.0, final_logit_softcapping=5.0,
+        final_logit_softcapping=5.0,
         layer_types=MIXED + ["full_attention"], rope_parameters=dict(
             full_attention=dict(rope_type="linear", factor=2.0, rope_theta=20000.0),
             sliding_attention=dict(rope_type="default", rope_theta=700.0))), DOCUMENTS,

@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A family against Hugging Face transformers in FP32, from the folders that make_fixtures.py
+ * writes: loss, logits and the gradient of every parameter; first unit by unit, without the engine,
+ * then streamed, in several packings, groups and activation policies, and token by token.
+ *
+ *     oracle-family PLUGIN_DIR FIXTURES_DIR/FAMILY
+ */
+#include "../../core/base/status.h"
+#include "../../core/engine/engine.h"
+#include "../../core/manifest/run.h"
+#include "../../core/train/checkpoint.h"
+#include "../../plugins/host/registry.h"
+#include "../check.h"
+#include "expected.h"
+#include "units.h"
+
+#include <dirent.h>
+#include <math.h>
+
+/* max |a - b| / max |b|, over the logits of one document. */
+static const double LOGITS_BOUND = 1e-5;
+
+static const char *fixtures;
+static const mt_backend *backend;
+static void *device;
+static const mt_weights *weights;
+
+/* A model with its weights, and what is expected of it. */
+typedef struct subject {
+    model_source source;
+    model *m;
+    store *s; /* without states, with a gradient plane */
+    expected e;
+    double **grads; /* what is compared */
+    int64_t longest;
+    double worst_loss, worst_logits, worst_grads;
+} subject;
+
+static void subject_finish(subject *s)
+{
+    if (s->m) {
+        expected_grads_destroy(s->grads, s->m);
+        expected_finish(&s->e, s->m);
+    }
+    store_destroy(s->s);
+    model_destroy(s->m);
+    if (s->source.config)
+        model_source_close(&s->source);
+}
+
+static mt_status subject_init(subject *s, const char *name)
+{
+    char folder[4096], values[4200];
+    const void *arch = NULL;
+    mt_status st;
+    *s = (subject){ 0 };
+    snprintf(folder, sizeof folder, "%s/%s", fixtures, name);
+    snprintf(values, sizeof values, "%s/expected.safetensors", folder);
+    if ((st = model_source_open(folder, &s->source)) ||
+        (st = registry_find(PLUGIN_ARCH, s->source.model_type, MT_ARCH_INTERFACE, &arch, NULL)) ||
+        (st = model_create(arch, s->source.hyper, &s->m)) ||
+        (st = store_create(s->m, NULL, 0, true, backend, device, &s->s)) ||
+        (st = weights_load(s->s, s->source.weights, weights)) ||
+        (st = expected_read(values, weights, s->m, &s->e)))
+        return st;
+    for (int64_t d = 0; d < s->e.documents; d++) {
+        int64_t n = s->e.doc_starts[d + 1] - s->e.doc_starts[d];
+        s->longest = n > s->longest ? n : s->longest;
+    }
+    s->grads = expected_grads_create(s->m);
+    return s->grads ? MT_OK : status_nomem("gradients", (size_t)s->m->total_params * 8);
+}
+
+static void check_loss(subject *s, const char *what, double loss_sum)
+{
+    s->worst_loss = fmax(s->worst_loss, expected_check_loss(&s->e, what, loss_sum));
+}
+
+static void check_grads(subject *s, const char *what)
+{
+    s->worst_grads = fmax(s->worst_grads, expected_check_grads(&s->e, what, s->m, s->grads));
+}
+
+/* ---- how the documents are packed -------------------------------------------------------------
+ */
+
+typedef struct packing {
+    const char *name;
+    int64_t per_micro; /* documents of a micro-batch; the last one may have fewer */
+    int64_t groups;    /* 0: as many as micro-batches */
+    int32_t policy;    /* tpl_policy */
+    bool serial;
+} packing;
+
+static mt_status pack(const expected *e, int64_t per_micro, step_batch *ret)
+{
+    int64_t first[64], n = 0;
+    for (int64_t d = 0; d < e->documents && n < 64; d += per_micro)
+        first[n++] = d;
+    return expected_batch(e, first, n, ret);
+}
+
+/* ---- logits ------------------------------------------------------------------------------------
+ */
+
+/* Feeds n tokens at positions used..; ret [n, vocab]. */
+typedef mt_status (*generate_fn)(void *runner, const int32_t *tokens, int64_t n, int64_t used,
+                                 double *ret);
+
+/* Every document, at first `prefix` of its tokens at once (all: whole), the rest one by one. */
+static void check_logits(subject *s, const char *what, bool whole, generate_fn generate,
+                         void *runner)
+{
+    const expected *e = &s->e;
+    double *logits = malloc((size_t)(s->longest * e->vocab) * sizeof *logits);
+    CHECK(logits, "out of memory");
+    for (int64_t d = 0; logits && d < e->documents; d++) {
+        const int32_t *ids = e->ids + e->doc_starts[d];
+        int64_t n = e->doc_starts[d + 1] - e->doc_starts[d], prefix = whole ? n : (n + 1) / 2;
+        mt_status st = generate(runner, ids, prefix, 0, logits);
+        for (int64_t i = prefix; i < n && !st; i++)
+            st = generate(runner, ids + i, 1, i, logits + i * e->vocab);
+        CHECK(!st, "%s: document %d: %s", what, (int)d, status_text());
+        if (st)
+            break;
+        double error =
+            expected_error(logits, e->logits + e->doc_starts[d] * e->vocab, n * e->vocab);
+        CHECK(error <= LOGITS_BOUND, "%s: logits of document %d (%d tokens) are off by %.2e", what,
+              (int)d, (int)n, error);
+        s->worst_logits = fmax(s->worst_logits, error);
+    }
+    free(logits);
+}
+
+/* ---- without the engine ------------------------------------------------------------------------
+ */
+
+static mt_status generate_by_units(void *runner, const int32_t *tokens, int64_t n, int64_t used,
+                                   double *ret)
+{
+    return units_generate(runner, tokens, n, used, ret);
+}
+
+static void check_units(subject *s, mt_dtype compute, const packing *how)
+{
+    char what[96];
+    snprintf(what, sizeof what, "units, %s, %s", mt_dtype_name(compute), how->name);
+    step_batch batch = { 0 };
+    units *u = NULL;
+    units_config setup = { .store = s->s,
+                           .backend = backend,
+                           .device = device,
+                           .compute = compute,
+                           .policy = (tpl_policy)how->policy,
+                           .max_tokens = s->e.tokens,
+                           .max_documents = s->e.documents };
+    double sum = 0;
+    mt_status st = pack(&s->e, how->per_micro, &batch);
+    if (!st)
+        st = units_create(&setup, &u);
+    if (!st)
+        st = units_gradients(u, &batch, &sum, s->grads);
+    CHECK(!st, "%s: %s", what, status_text());
+    if (!st) {
+        check_loss(s, what, sum);
+        check_grads(s, what);
+        st = units_eval(u, &batch, &sum);
+        CHECK(!st, "%s: eval: %s", what, status_text());
+        check_loss(s, "eval by units", sum);
+        check_logits(s, what, true, generate_by_units, u);
+        check_logits(s, what, false, generate_by_units, u);
+    }
+    units_destroy(u);
+    expected_batch_finish(&batch);
+}
+
+/* ---- by the engine -----------------------------------------------------------------------------
+ */
+
+/* Gradients only: no update is ever asked for. */
+static mt_status no_update(const void *optim, const mt_update *u)
+{
+    (void)optim;
+    (void)u;
+    return status_set(MT_ERR_INTERNAL, "an update where only gradients were asked for");
+}
+
+static const mt_optim no_optim = { .struct_size = sizeof(mt_optim),
+                                   .granularity = MT_GRAIN_ELEMENT,
+                                   .update = no_update };
+
+/* Only the choice of what is PLAN_AUTO depends on it. */
+static const plan_profile profile = { 1e10, 1e10, 1e10, 1e10, 1e10 };
+
+static mt_status start_engine(const subject *s, const plan_request *request, bool serial,
+                              plan **ret_plan, engine **ret)
+{
+    mt_status st = plan_create(s->m, request, &profile, backend, device, ret_plan);
+    if (st)
+        return st;
+    engine_config setup = { .plan = *ret_plan,
+                            .store = s->s,
+                            .backend = backend,
+                            .device = device,
+                            .optim = request->training ? &no_optim : NULL,
+                            .optim_threads = 1,
+                            .serial = serial };
+    return engine_create(&setup, ret);
+}
+
+static mt_status engine_grads(engine *e, const subject *s, const step_batch *batch, double *ret_sum)
+{
+    int32_t n = s->m->n_params;
+    float **grads = calloc((size_t)n, sizeof *grads);
+    mt_status st = grads ? MT_OK : status_nomem("gradients", (size_t)n * sizeof *grads);
+    for (int32_t p = 0; p < n && !st; p++)
+        if (!(grads[p] = calloc((size_t)s->m->params[p].elems, sizeof **grads)))
+            st = status_nomem("gradients", (size_t)s->m->params[p].elems * sizeof **grads);
+    if (!st)
+        st = engine_gradients(e, batch, ret_sum, grads);
+    for (int32_t p = 0; p < n && !st; p++)
+        for (int64_t i = 0; i < s->m->params[p].elems; i++)
+            s->grads[p][i] = (double)grads[p][i];
+    for (int32_t p = 0; grads && p < n; p++)
+        free(grads[p]);
+    free(grads);
+    return st;
+}
+
+static void check_engine(subject *s, const packing *how)
+{
+    char what[96];
+    snprintf(what, sizeof what, "engine, %s", how->name);
+    plan *p = NULL;
+    engine *e = NULL;
+    step_batch batch = { 0 };
+    double sum = 0;
+    mt_status st = pack(&s->e, how->per_micro, &batch);
+    if (!st) {
+        plan_request request = { .compute = MT_F32,
+                                 .micro_tokens = s->e.tokens,
+                                 .micro_batches = batch.n,
+                                 .micro_documents = s->e.documents,
+                                 .max_seq_len = s->e.tokens,
+                                 .groups = how->groups ? how->groups : batch.n,
+                                 .policy = how->policy,
+                                 .weight_buffers = PLAN_AUTO,
+                                 .device_limit = PLAN_AUTO,
+                                 .host_limit = PLAN_AUTO,
+                                 .max_grad_norm = 1,
+                                 .training = true };
+        st = start_engine(s, &request, how->serial, &p, &e);
+    }
+    /* Twice: what one step leaves behind must not reach the next. */
+    for (int i = 0; i < 2 && !st; i++) {
+        st = engine_grads(e, s, &batch, &sum);
+        if (st)
+            break;
+        check_loss(s, what, sum);
+        check_grads(s, what);
+    }
+    if (!st && !(st = engine_eval(e, &batch, &sum)))
+        check_loss(s, "engine, eval", sum);
+    CHECK(!st, "%s: %s", what, status_text());
+    engine_destroy(e);
+    plan_destroy(p);
+    expected_batch_finish(&batch);
+}
+
+typedef struct generator {
+    engine *e;
+    int64_t vocab;
+    float *logits; /* [longest + 1, vocab] */
+} generator;
+
+static mt_status generate_by_engine(void *runner, const int32_t *tokens, int64_t n, int64_t used,
+                                    double *ret)
+{
+    generator *g = runner;
+    float *last = g->logits, *all = g->logits + g->vocab;
+    mt_status st = engine_generate(g->e, tokens, n, used, last, all);
+    if (st)
+        return st;
+    if (memcmp(last, all + (n - 1) * g->vocab, (size_t)g->vocab * sizeof *last) != 0)
+        return status_set(MT_ERR_INTERNAL, "the last token's logits differ from themselves");
+    for (int64_t i = 0; i < n * g->vocab; i++)
+        ret[i] = (double)all[i];
+    return MT_OK;
+}
+
+static void check_generation(subject *s)
+{
+    plan *p = NULL;
+    generator g = { .vocab = s->m->vocab };
+    plan_request request = { .compute = MT_F32,
+                             .micro_tokens = s->longest,
+                             .micro_batches = 1,
+                             .micro_documents = 1,
+                             .max_seq_len = s->longest,
+                             .groups = 1,
+                             .policy = PLAN_AUTO,
+                             .weight_buffers = PLAN_AUTO,
+                             .device_limit = PLAN_AUTO,
+                             .host_limit = PLAN_AUTO,
+                             .context = s->longest };
+    mt_status st = start_engine(s, &request, false, &p, &g.e);
+    g.logits = malloc((size_t)((s->longest + 1) * g.vocab) * sizeof *g.logits);
+    CHECK(!st && g.logits, "engine for generation: %s", status_text());
+    if (!st && g.logits) {
+        check_logits(s, "engine, prefill", true, generate_by_engine, &g);
+        check_logits(s, "engine, prefill and decode", false, generate_by_engine, &g);
+    }
+    free(g.logits);
+    engine_destroy(g.e);
+    plan_destroy(p);
+}
+
+/* ---- cases -------------------------------------------------------------------------------------
+ */
+
+static void check_case(const char *name)
+{
+    static const packing by_units[] = {
+        { "packed, keep", 100, 1, TPL_KEEP, false },
+        { "documents alone, input", 1, 1, TPL_INPUT, false },
+    };
+    static const packing by_engine[] = {
+        { "packed, keep", 100, 1, TPL_KEEP, false },
+        { "two by two, select", 2, 1, TPL_SELECT, false },
+        { "documents alone, one group each", 1, 0, TPL_INPUT, false },
+        { "two by two, groups, serial", 2, 0, TPL_KEEP, true },
+    };
+    subject s;
+    mt_status st = subject_init(&s, name);
+    CHECK(!st, "%s: %s", name, status_text());
+    if (!st) {
+        for (size_t i = 0; i < sizeof by_units / sizeof *by_units; i++) {
+            check_units(&s, MT_F32, &by_units[i]);
+            check_units(&s, MT_F64, &by_units[i]);
+        }
+        for (size_t i = 0; i < sizeof by_engine / sizeof *by_engine; i++)
+            check_engine(&s, &by_engine[i]);
+        check_generation(&s);
+        fprintf(stderr, "largest errors: loss %.1e, logits %.1e, gradients %.1e\n", s.worst_loss,
+                s.worst_logits, s.worst_grads);
+    }
+    subject_finish(&s);
+}
+
+/* Every folder of the family is a case. */
+static void check_family(void)
+{
+    struct dirent **list = NULL;
+    int n = scandir(fixtures, &list, NULL, alphasort), cases = 0;
+    CHECK(n >= 0, "%s: cannot be read", fixtures);
+    for (int i = 0; i < n; i++) {
+        if (list[i]->d_name[0] != '.') {
+            fprintf(stderr, "       %s: ", list[i]->d_name);
+            check_case(list[i]->d_name);
+            cases++;
+        }
+        free(list[i]);
+    }
+    free(list);
+    CHECK(cases > 0, "%s: no case", fixtures);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 3) {
+        fprintf(stderr, "usage: %s PLUGIN_DIR FIXTURES_DIR/FAMILY\n", argv[0]);
+        return 2;
+    }
+    fixtures = argv[2];
+    const char *dirs[] = { argv[1] };
+    const void *table = NULL;
+    mt_status st = registry_init(dirs, 1);
+    if (!st && !(st = registry_find(PLUGIN_BACKEND, "cpu", MT_BACKEND_INTERFACE, &table, NULL))) {
+        backend = table;
+        st = backend->open(0, 2, &device);
+    }
+    if (!st &&
+        !(st = registry_find(PLUGIN_LOADER, "safetensors", MT_WEIGHTS_INTERFACE, &table, NULL)))
+        weights = table;
+    if (st) {
+        fprintf(stderr, "%s\n", status_text());
+        return 1;
+    }
+    RUN(check_family);
+    backend->close(device);
+    registry_finish();
+    return check_done();
+}
