@@ -5,11 +5,117 @@
 . "$(dirname "$0")/lib.sh"
 
 models=$source_root/arch/llama/models
-expect 0 '8,030,261,248 parameters' 'block.0 .. block.31' -- inspect "$models/llama-3.1-8b.yaml"
-expect 0 '6,738,415,616 parameters' -- inspect "$models/llama-2-7b.yaml"
+expect 0 'block.0 .. block.31' -- inspect "$models/llama-3.1-8b.yaml"
 expect 0 '1,100,048,384 parameters' 'self_attn.k_proj.weight' '[256, 2048]' -- inspect "$models/tinyllama-1.1b.yaml"
 expect 0 '"total_parameters": 1100048384' '"name": "model.layers.21.mlp.down_proj.weight"' \
     -- inspect "$models/tinyllama-1.1b.yaml" --json
+
+# Every manifest of a release has its published number of parameters, which its first line says too.
+listed=0
+while read -r manifest total; do
+    file=$source_root/arch/$manifest.yaml
+    expect 0 "total     $total parameters" -- inspect "$file"
+    check "$file: its first line says another number" grep -qF ": $total parameters." "$file"
+    listed=$((listed + 1))
+done <<'END'
+llama/models/llama-2-7b 6,738,415,616
+llama/models/llama-2-13b 13,015,864,320
+llama/models/llama-2-70b 68,976,648,192
+llama/models/llama-3-8b 8,030,261,248
+llama/models/llama-3-70b 70,553,706,496
+llama/models/llama-3.1-8b 8,030,261,248
+llama/models/llama-3.1-70b 70,553,706,496
+llama/models/llama-3.1-405b 405,853,388,800
+llama/models/llama-3.2-1b 1,235,814,400
+llama/models/llama-3.2-3b 3,212,749,824
+llama/models/llama-3.3-70b 70,553,706,496
+llama/models/tinyllama-1.1b 1,100,048,384
+llama/models/smollm2-135m 134,515,008
+llama/models/smollm2-360m 361,821,120
+mistral/models/mistral-7b-v0.1 7,241,732,096
+mistral/models/mistral-7b-v0.2 7,241,732,096
+mistral/models/mistral-7b-v0.3 7,248,023,552
+mistral/models/mistral-nemo-12b 12,247,782,400
+mistral/models/mistral-small-22b 22,247,282,688
+mistral/models/mistral-small-24b 23,572,403,200
+mistral/models/mistral-small-3.1-24b 23,572,403,200
+mistral/models/mistral-large-123b 122,610,069,504
+mistral/models/ministral-8b 8,019,808,256
+mistral/models/ministral-3-8b 8,489,553,920
+qwen/models/qwen2.5-0.5b 494,032,768
+qwen/models/qwen2.5-1.5b 1,543,714,304
+qwen/models/qwen2.5-3b 3,085,938,688
+qwen/models/qwen2.5-7b 7,615,616,512
+qwen/models/qwen2.5-14b 14,770,033,664
+qwen/models/qwen2.5-32b 32,763,876,352
+qwen/models/qwen2.5-72b 72,706,203,648
+qwen/models/qwen3-0.6b 596,049,920
+qwen/models/qwen3-1.7b 1,720,574,976
+qwen/models/qwen3-4b 4,022,468,096
+qwen/models/qwen3-8b 8,190,735,360
+qwen/models/qwen3-14b 14,768,307,200
+qwen/models/qwen3-32b 32,762,123,264
+gemma/models/gemma-2b 2,506,172,416
+gemma/models/gemma-7b 8,537,680,896
+gemma/models/gemma-2-2b 2,614,341,888
+gemma/models/gemma-2-9b 9,241,705,984
+gemma/models/gemma-2-27b 27,227,128,320
+gemma/models/gemma-3-270m 268,098,176
+gemma/models/gemma-3-1b 999,885,952
+gemma/models/gemma-3-4b 3,880,263,168
+gemma/models/gemma-3-12b 11,766,034,176
+gemma/models/gemma-3-27b 27,009,346,304
+END
+[[ $listed -eq $(find "$source_root"/arch/*/models -name '*.yaml' ! -name 'tiny-*' | wc -l) ]] ||
+    fail 'a model manifest is not in the list'
+
+# ---- config.json as published: what it leaves out is the default of its model type ----------------
+
+# Gemma 3 4B says little more than this of its language model.
+cat >gemma.json <<'END'
+{ "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16",
+  "text_config": { "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+    "num_hidden_layers": 34, "sliding_window": 1024, "rope_scaling": { "factor": 8.0, "rope_type": "linear" } },
+  "vision_config": { "hidden_size": 1152 } }
+END
+expect 0 'type      gemma3_text' 'total     3,880,263,168 parameters' 'positions 131072' \
+    'block.0 .. block.4 ' 'block_sliding' 'block.5 ' 'block_full' -- inspect gemma.json
+
+# null is not absent.
+cat >null.json <<'END'
+{ "model_type": "qwen2", "num_key_value_heads": null, "head_dim": null, "rope_scaling": null,
+  "num_attention_heads": 16, "sliding_window": null, "hidden_size": 1024, "intermediate_size": 64,
+  "num_hidden_layers": 2, "vocab_size": 100 }
+END
+expect 0 'self_attn.k_proj.weight' '[1024, 1024]' -- inspect null.json
+
+# A manifest may name the type outside of the hyper-parameters.
+cat >outside.yaml <<'END'
+arch: qwen3
+config: { vocab_size: 100, hidden_size: 16, intermediate_size: 8, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 1, head_dim: 4 }
+END
+expect 0 'type      qwen3' 'self_attn.q_norm.weight' -- inspect outside.yaml
+
+refuse() { # what it must say, model type, one more line
+    printf 'model_type: %s\n%s\n' "$2" "$3" >refused.yaml
+    expect 1 "$1" -- inspect refused.yaml
+}
+refuse "'gemma3n'" gemma3n 'hidden_size: 8'
+refuse "'llama4_text'" llama4_text 'hidden_size: 8'
+refuse "'longrope'" qwen2 'rope_scaling: { rope_type: longrope, factor: 2.0 }'
+refuse "'layer_types.1' 'linear_attention' is not offered" qwen3 \
+    $'num_hidden_layers: 2\nlayer_types: [full_attention, linear_attention]'
+refuse "'layer_types' must be a list of num_hidden_layers entries, 3" gemma2 \
+    $'num_hidden_layers: 3\nlayer_types: [full_attention]'
+refuse 'use_sliding_window is not true' qwen2 $'num_hidden_layers: 1\nlayer_types: [sliding_attention]'
+refuse "model_type 'ministral'" mistral $'num_hidden_layers: 1\nlayer_types: [full_attention]'
+refuse "'gelu' is not offered" gemma2 'hidden_activation: gelu'
+refuse "'use_bidirectional_attention'" gemma3_text 'use_bidirectional_attention: true'
+refuse "'attn_logit_softcapping'" gemma3_text 'attn_logit_softcapping: 50.0'
+refuse "'sliding_window' must be 1 to" mistral 'sliding_window: 0'
+refuse 'full_attention and sliding_attention' gemma3_text 'rope_parameters: { rope_theta: 10000.0 }'
+
+# ---- other commands ------------------------------------------------------------------------------
 
 expect 0 'megatrain 0' 'plugin ABI 1.0' 'backend cpu' -- version
 expect 0 'llama' 'adamw' 'safetensors' 'text' 'cpu' -- plugins list
