@@ -152,4 +152,5 @@ const mt_backend cpu_backend = {
     .timestamp = cpu_timestamp,
     .delay = cpu_delay,
     .kernel = cpu_kernel,
+    .narrow = cpu_narrow,
 };

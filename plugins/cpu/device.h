@@ -62,6 +62,7 @@ int64_t cpu_join_scratch(const void *device, int64_t n);
 void cpu_sum_squares(void *device, void *queue, const float *x, int64_t n, double *dst,
                      void *scratch);
 int64_t cpu_sum_squares_scratch(const void *device, int64_t n);
+void cpu_narrow(void *device, void *queue, uint16_t *dst, float *x, int64_t n);
 void cpu_timestamp(void *device, void *queue, uint64_t *host_slot);
 void cpu_delay(void *device, void *queue, uint64_t ns);
 void cpu_enqueue_op(void *queue, const cpu_op *op, const mt_op_call *call, bool backward);

@@ -31,6 +31,7 @@ typedef enum command_kind {
     COMMAND_FILL,
     COMMAND_JOIN,
     COMMAND_SUM_SQUARES,
+    COMMAND_NARROW,
     COMMAND_TIMESTAMP,
     COMMAND_DELAY
 } command_kind;
@@ -62,6 +63,11 @@ typedef struct command {
             double *partial;
             int64_t n;
         } sum;
+        struct {
+            uint16_t *dst;
+            float *x;
+            int64_t n;
+        } narrow;
         uint64_t *timestamp;
         uint64_t delay_ns;
     } u;
@@ -189,6 +195,18 @@ static void run_sum(cpu_device *d, command *c)
     *c->u.sum.dst = sum;
 }
 
+enum { NARROW_BLOCK = 1 << 16 };
+
+static void narrow_task(void *context, int64_t task, int32_t slot)
+{
+    (void)slot;
+    const command *c = context;
+    int64_t first = task * NARROW_BLOCK, n = c->u.narrow.n - first;
+    n = n < NARROW_BLOCK ? n : NARROW_BLOCK;
+    convert_to_bf16(c->u.narrow.dst + first, c->u.narrow.x + first, n);
+    convert_to_f32(c->u.narrow.x + first, c->u.narrow.dst + first, n);
+}
+
 static void wait_for(queue_point p)
 {
     cpu_queue *q = p.queue;
@@ -220,6 +238,9 @@ static void run_command(cpu_device *d, command *c)
         break;
     case COMMAND_SUM_SQUARES:
         run_sum(d, c);
+        break;
+    case COMMAND_NARROW:
+        cpu_pool_run(d->pool, (c->u.narrow.n + NARROW_BLOCK - 1) / NARROW_BLOCK, narrow_task, c);
         break;
     case COMMAND_TIMESTAMP: {
         struct timespec t;
@@ -476,6 +497,12 @@ int64_t cpu_sum_squares_scratch(const void *device, int64_t n)
 {
     (void)device;
     return sum_blocks(n) * (int64_t)sizeof(double);
+}
+
+void cpu_narrow(void *device, void *queue, uint16_t *dst, float *x, int64_t n)
+{
+    (void)device;
+    enqueue(queue, &(command){ .kind = COMMAND_NARROW, .u.narrow = { dst, x, n } });
 }
 
 void cpu_timestamp(void *device, void *queue, uint64_t *host_slot)

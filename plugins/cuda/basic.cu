@@ -95,6 +95,42 @@ void cuda_launch_sum_squares(cudaStream_t s, const float *x, int64_t n, double *
     sum_partial_kernel<<<1, SUM_THREADS, 0, s>>>(partial, blocks, dst);
 }
 
+/* ---- gradients that leave as BF16 ------------------------------------------------------------- */
+
+/* By bits, as mt_f32_to_bf16 does. */
+static __device__ __forceinline__ uint32_t nearest_bf16(float x)
+{
+    uint32_t u = __float_as_uint(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return (u >> 16) | 0x40u;
+    return (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+}
+
+static __global__ void narrow_kernel(uint16_t *dst, float *x, int64_t n)
+{
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    bool aligned = (uintptr_t)x % 16 == 0 && (uintptr_t)dst % 8 == 0;
+    if (aligned && i + 4 <= n) {
+        float4 v = *(const float4 *)(x + i);
+        uint32_t a = nearest_bf16(v.x), b = nearest_bf16(v.y);
+        uint32_t c = nearest_bf16(v.z), d = nearest_bf16(v.w);
+        *(uint2 *)(dst + i) = make_uint2(a | b << 16, c | d << 16);
+        *(float4 *)(x + i) = make_float4(__uint_as_float(a << 16), __uint_as_float(b << 16),
+                                         __uint_as_float(c << 16), __uint_as_float(d << 16));
+    } else {
+        for (int k = 0; k < 4 && i + k < n; k++) {
+            uint32_t a = nearest_bf16(x[i + k]);
+            dst[i + k] = (uint16_t)a;
+            x[i + k] = __uint_as_float(a << 16);
+        }
+    }
+}
+
+void cuda_launch_narrow(cudaStream_t s, uint16_t *dst, float *x, int64_t n)
+{
+    narrow_kernel<<<(unsigned)ceil_div(n, 4 * 256), 256, 0, s>>>(dst, x, n);
+}
+
 /* ---- time ------------------------------------------------------------------------------------ */
 
 static __global__ void timestamp_kernel(volatile uint64_t *slot, int64_t offset)

@@ -124,6 +124,7 @@ int64_t cuda_join_scratch(const void *device, int64_t n);
 void cuda_sum_squares(void *device, void *queue, const float *x, int64_t n, double *dst,
                       void *scratch);
 int64_t cuda_sum_squares_scratch(const void *device, int64_t n);
+void cuda_narrow(void *device, void *queue, uint16_t *dst, float *x, int64_t n);
 void cuda_timestamp(void *device, void *queue, uint64_t *host_slot);
 void cuda_delay(void *device, void *queue, uint64_t ns);
 
@@ -148,6 +149,7 @@ void cuda_launch_join(cudaStream_t s, float *dst, const uint16_t *hi, const int1
 void cuda_launch_sum_squares(cudaStream_t s, const float *x, int64_t n, double *dst,
                              double *partial);
 int64_t cuda_sum_blocks(int64_t n);
+void cuda_launch_narrow(cudaStream_t s, uint16_t *dst, float *x, int64_t n);
 void cuda_launch_timestamp(cudaStream_t s, volatile uint64_t *slot, int64_t offset);
 void cuda_launch_delay(cudaStream_t s, uint64_t ns);
 

@@ -256,4 +256,5 @@ const mt_backend cuda_backend = {
     .timestamp = cuda_timestamp,
     .delay = cuda_delay,
     .kernel = cuda_kernel,
+    .narrow = cuda_narrow,
 };

@@ -209,6 +209,16 @@ int64_t cuda_sum_squares_scratch(const void *device, int64_t n)
     return cuda_sum_blocks(n) * (int64_t)sizeof(double);
 }
 
+void cuda_narrow(void *device, void *queue, uint16_t *dst, float *x, int64_t n)
+{
+    cuda_device *d = device;
+    if (n <= 0)
+        return;
+    cuda_use(d);
+    cuda_launch_narrow(((cuda_queue *)queue)->stream, dst, x, n);
+    cuda_launched(d, "narrowing gradients");
+}
+
 /* ---- time ------------------------------------------------------------------------------------ */
 
 /* The two clocks drift apart by some microseconds a second. */

@@ -232,6 +232,30 @@ static void sum_squares(void)
     free(x);
 }
 
+static void narrow(void)
+{
+    enum { N = 150001 };
+    float *x = malloc(N * sizeof *x), *want = malloc(N * sizeof *want);
+    uint16_t *got = malloc(N * sizeof *got);
+    set_up();
+    for (int i = 0; i < N; i++)
+        x[i] = want[i] = mt_bits_f32((uint32_t)i * 2654435761u);
+    x[0] = want[0] = NAN;
+    x[1] = want[1] = mt_bits_f32(0x3f808000u); /* a tie */
+    b->narrow(device, q1, got, x, N);
+    b->queue_sync(device, q1);
+    int wrong = 0;
+    for (int i = 0; i < N; i++)
+        wrong += got[i] != mt_f32_to_bf16(want[i]) ||
+                 mt_f32_bits(x[i]) != (uint32_t)mt_f32_to_bf16(want[i]) << 16;
+    CHECK(wrong == 0, "%d of %d", wrong, N);
+    CHECK(got[1] == 0x3f80 && isnan(x[0]), "%04x %g", got[1], (double)x[0]);
+    tear_down();
+    free(x);
+    free(want);
+    free(got);
+}
+
 typedef struct pool_probe {
     atomic_int seen[64];
     atomic_int slot_busy[3];
@@ -278,6 +302,7 @@ int main(void)
     RUN(timestamps);
     RUN(join);
     RUN(sum_squares);
+    RUN(narrow);
     RUN(pool);
     return check_done();
 }

@@ -164,6 +164,33 @@ static void sums(void)
     }
 }
 
+static void narrows(void)
+{
+    enum { N = 300003 };
+    float *want = malloc(N * 4), *got = malloc(N * 4);
+    uint16_t *half = malloc(N * 2);
+    for (int i = 0; i < N; i++)
+        want[i] = mt_bits_f32((uint32_t)i * 2654435761u);
+    want[1] = mt_bits_f32(0x3f808000u); /* a tie */
+    float *x = side_put(&cuda, want, N * 4);
+    uint16_t *dst = side_put(&cuda, NULL, N * 2);
+    /* In two parts, the second of which begins where no vector does. */
+    cuda.b->narrow(cuda.device, cuda.queue, dst, x, 1001);
+    cuda.b->narrow(cuda.device, cuda.queue, dst + 1001, x + 1001, N - 1001);
+    side_get(&cuda, half, dst, N * 2);
+    side_get(&cuda, got, x, N * 4);
+    int wrong = 0;
+    for (int i = 0; i < N; i++)
+        wrong += half[i] != mt_f32_to_bf16(want[i]) ||
+                 mt_f32_bits(got[i]) != (uint32_t)mt_f32_to_bf16(want[i]) << 16;
+    CHECK(wrong == 0, "%d of %d", wrong, N);
+    side_free(&cuda, x, N * 4);
+    side_free(&cuda, dst, N * 2);
+    free(want);
+    free(got);
+    free(half);
+}
+
 /* Times lie between those of the host around them, and follow each other. The clocks agree to some
  * microseconds. */
 static void times(void)
@@ -206,6 +233,7 @@ int main(void)
     RUN(events);
     RUN(joins);
     RUN(sums);
+    RUN(narrows);
     RUN(times);
     sides_close();
     return check_done();

@@ -160,6 +160,12 @@ typedef struct mt_backend {
 
     /* The kernels of operation `op`; NULL when the backend has none. [any] */
     const mt_kernel *(*kernel)(const void *device, const char *op);
+
+    /* dst[i] = x[i] rounded to BF16 (nearest, ties to even; NaN stays NaN), and x[i] becomes what
+     * dst[i] now says; device pointers. `memory.gradient_dtype: bf16` needs it; a backend whose
+     * struct_size ends before it, or that has NULL here, trains with FP32 gradients only. [main],
+     * enqueues */
+    void (*narrow)(void *device, void *queue, uint16_t *dst, float *x, int64_t n);
 } mt_backend;
 
 #ifdef __cplusplus
