@@ -62,7 +62,7 @@ static mt_status alloc_regions(engine *e)
 static mt_status place_params(engine *e, mt_granularity grain)
 {
     int64_t block = 0;
-    char *shared = e->region[LAYOUT_SHARED_GRADS];
+    char *shared = e->region[LAYOUT_SHARED_GRADS], *narrow = e->region[LAYOUT_NARROW_PLANE];
     for (int32_t i = 0; i < e->m->n_params; i++) {
         const model_param *p = &e->m->params[i];
         int64_t slice = layout_slice(p, e->l.slab_elems);
@@ -76,6 +76,9 @@ static mt_status place_params(engine *e, mt_granularity grain)
         } else if (e->contributors[i] > 1) {
             e->plane[i] = (float *)shared;
             shared += layout_align(p->elems * 4);
+        } else if (e->l.narrow_plane) {
+            e->narrow[i] = (uint16_t *)narrow;
+            narrow += layout_align(p->elems * 2);
         }
         if ((grain == MT_GRAIN_TENSOR && slice < p->elems) ||
             (grain == MT_GRAIN_ROW && p->rows > 0 && slice % p->cols != 0))
@@ -93,6 +96,7 @@ static mt_status create_tables(engine *e)
     size_t n = (size_t)e->m->n_params;
     e->unit = calloc((size_t)e->m->n_units, sizeof *e->unit);
     e->plane = calloc(n, sizeof *e->plane);
+    e->narrow = calloc(n, sizeof *e->narrow);
     e->contributors = calloc(n, sizeof *e->contributors);
     e->block_base = calloc(n, sizeof *e->block_base);
     e->pack_offset = calloc((size_t)e->l.n_slots, sizeof *e->pack_offset);
@@ -100,8 +104,8 @@ static mt_status create_tables(engine *e)
     e->positions = calloc((size_t)e->l.tokens, sizeof *e->positions);
     e->complete = calloc(n, sizeof *e->complete);
     e->time.event = malloc((size_t)e->l.n_events * sizeof *e->time.event);
-    if (!e->unit || !e->plane || !e->contributors || !e->block_base || !e->pack_offset ||
-        !e->landed || !e->positions || !e->complete || !e->time.event)
+    if (!e->unit || !e->plane || !e->narrow || !e->contributors || !e->block_base ||
+        !e->pack_offset || !e->landed || !e->positions || !e->complete || !e->time.event)
         return status_nomem("the engine's tables", n * sizeof *e->plane);
     /* Touched now, so that no step makes the process grow. */
     memset(e->time.event, 0xff, (size_t)e->l.n_events * sizeof *e->time.event);
@@ -163,7 +167,6 @@ mt_status engine_create(const engine_config *config, engine **ret)
     e->chaos = config->chaos;
     e->rng = config->chaos;
     e->lander_rng = config->chaos + 1;
-    e->packed_param = -1;
     e->esize = mt_dtype_size(e->p->request.compute);
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->wake, NULL);
@@ -232,6 +235,7 @@ void engine_destroy(engine *e)
     }
     free(e->unit);
     free(e->plane);
+    free(e->narrow);
     free(e->contributors);
     free(e->block_base);
     free(e->pack_offset);
@@ -451,7 +455,7 @@ mt_status engine_eval(engine *e, const step_batch *batch, double *ret_loss_sum)
 mt_status engine_gradients(engine *e, const step_batch *batch, double *ret_loss_sum,
                            float *const *ret_grads)
 {
-    if (!e->training || !e->l.grad_plane)
+    if (!e->training || (!e->l.grad_plane && !e->l.narrow_plane))
         return status_set(MT_ERR_INVALID, "gradients are read from the gradient plane, which this "
                                           "plan does not have (max_grad_norm: 0)");
     mt_status st = engine_alive(e);
@@ -468,6 +472,8 @@ mt_status engine_gradients(engine *e, const step_batch *batch, double *ret_loss_
         size_t bytes = (size_t)e->m->params[i].elems * sizeof(float);
         if (e->plane[i])
             memcpy(ret_grads[i], e->plane[i], bytes);
+        else if (e->narrow[i])
+            pool_widen(e, ret_grads[i], e->narrow[i], e->m->params[i].elems, false);
         else
             memset(ret_grads[i], 0, bytes);
     }

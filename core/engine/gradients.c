@@ -3,6 +3,8 @@
  * The lander: takes the gradients of units off the device, in slices, and hands them on. With a
  * gradient plane the first contribution of a step is copied there and later ones are added in
  * order; without one, slices go by slab straight to the optimizer. Alone feeds the copy-out queue.
+ *
+ * Gradients leave as FP32 or as BF16. What is added up on the host is FP32 always.
  */
 #include "internal.h"
 
@@ -57,7 +59,8 @@ static void check_unit(engine *e, int32_t unit)
 static void hand_over(engine *e, work w)
 {
     if (e->step.discard && (w.kind == WORK_UPDATE_SLAB || w.kind == WORK_UPDATE_ROWS)) {
-        pool_release_slab(e, w.slab);
+        if (w.slab)
+            pool_release_slab(e, w.slab);
         return;
     }
     if (e->step.discard)
@@ -74,9 +77,9 @@ static void land_oldest(engine *e)
     hand_over(e, e->flight[i]);
 }
 
-static float *get_slab(engine *e)
+static void *get_slab(engine *e)
 {
-    float *slab = pool_try_slab(e);
+    void *slab = pool_try_slab(e);
     while (!slab && e->flight_head < e->flight_tail) {
         land_oldest(e);
         slab = pool_try_slab(e);
@@ -84,15 +87,17 @@ static float *get_slab(engine *e)
     return slab ? slab : pool_wait_slab(e);
 }
 
-static void copy_slice(engine *e, const work *w, const float *src, int64_t n)
+/* Gives w a slab, into which n gradients are copied; land_oldest hands it over later. */
+static void copy_slice(engine *e, work w, const char *src, int64_t n)
 {
+    w.slab = get_slab(e);
     int64_t i = e->flight_tail++ % LAYOUT_SLABS;
     chaos_delay(e, e->q_out, &e->lander_rng);
-    e->traffic.out_bytes += n * 4;
-    e->b->copy_out(e->dev, e->q_out, w->slab, src, n * 4);
+    e->traffic.out_bytes += n * e->l.grad_size;
+    e->b->copy_out(e->dev, e->q_out, w.slab, src, n * e->l.grad_size);
     enqueued(e, e->q_out);
     e->b->event_record(e->dev, e->slab_event[i], e->q_out);
-    e->flight[i] = *w;
+    e->flight[i] = w;
 }
 
 /* ---- one landing -----------------------------------------------------------------------------
@@ -101,22 +106,33 @@ static void copy_slice(engine *e, const work *w, const float *src, int64_t n)
 typedef struct contribution {
     int32_t param;
     bool first;  /* of this step */
+    bool again;  /* an earlier slot of the same unit contributes too */
     bool update; /* the last one of this step, and updates are immediate */
 } contribution;
 
-static void land_dense(engine *e, const contribution *c, const float *src)
+/* Contributions are added in the order in which they were formed: earlier ones come first. */
+static void finish_earlier(engine *e, const contribution *c)
+{
+    if (c->again) {
+        while (e->flight_head < e->flight_tail)
+            land_oldest(e);
+        e->b->event_record(e->dev, e->slab_event[0], e->q_out);
+        e->b->event_sync(e->dev, e->slab_event[0]);
+    }
+    pool_wait_param(e, c->param);
+}
+
+static void land_dense(engine *e, const contribution *c, const char *src)
 {
     const model_param *p = &e->m->params[c->param];
     float *plane = e->plane[c->param];
-    work w = { .kind = plane ? WORK_ADD : WORK_UPDATE_SLAB,
-               .param = c->param,
-               .then_update = plane && c->update,
-               .update = e->step.params };
-    w.slice = layout_slice(p, e->l.slab_elems);
-    if (plane && c->first) {
+    void *whole = e->narrow[c->param];
+    if (plane && c->first && e->l.grad_size == 4)
+        whole = plane;
+    if (whole) {
         chaos_delay(e, e->q_out, &e->lander_rng);
-        e->traffic.out_bytes += p->elems * 4;
-        e->b->copy_out(e->dev, e->q_out, plane, src, p->elems * 4);
+        e->traffic.out_bytes += p->elems * e->l.grad_size;
+        e->b->copy_out(e->dev, e->q_out, whole, src, p->elems * e->l.grad_size);
         enqueued(e, e->q_out);
         if (c->update)
             e->complete[e->n_complete++] = c->param;
@@ -124,62 +140,62 @@ static void land_dense(engine *e, const contribution *c, const float *src)
     }
     if (!plane && !e->step.update)
         return;
-    /* Contributions are added in the order in which they were formed. */
-    if (plane)
-        pool_wait_param(e, c->param);
-    int64_t slice = w.slice;
+    if (!c->first)
+        finish_earlier(e, c);
+    int64_t slice = layout_slice(p, e->l.slab_elems);
     for (int64_t first = 0; first < p->elems; first += slice) {
-        w.first = first;
-        w.end = first + slice < p->elems ? first + slice : p->elems;
-        w.slice = w.end - w.first;
-        w.slab = get_slab(e);
-        copy_slice(e, &w, src + first, w.end - first);
+        int64_t n = p->elems - first < slice ? p->elems - first : slice;
+        copy_slice(e,
+                   (work){ .kind = plane ? WORK_ADD : WORK_UPDATE_SLAB,
+                           .param = c->param,
+                           .first = first,
+                           .end = first + n,
+                           .slice = n,
+                           .first_share = c->first,
+                           .then_update = plane && c->update,
+                           .update = e->step.params },
+                   src + first * e->l.grad_size, n);
     }
 }
 
-/* A table's gradient: the packed rows come out, and go where they belong in the dense gradient. */
-static void land_rows(engine *e, const contribution *c, const float *src, int32_t set, void *landed)
+/* A table's gradient: packed rows come out, each slice's with it, and go where they belong in the
+ * dense gradient. A slice without any is zero. */
+static void land_rows(engine *e, const contribution *c, const char *src, int32_t set)
 {
     const model_param *p = &e->m->params[c->param];
-    /* Earlier rows may still be read from the packed gradients, or be added to the plane. Slices in
-     * flight come first so that contributions keep their order. */
-    while (e->flight_head < e->flight_tail)
-        land_oldest(e);
-    if (e->packed_param >= 0)
-        pool_wait_param(e, e->packed_param);
-    pool_wait_param(e, c->param);
-    e->packed_param = c->param;
-    chaos_delay(e, e->q_out, &e->lander_rng);
-    e->traffic.out_bytes += e->set[set].n_rows * p->cols * 4;
-    e->b->copy_out(e->dev, e->q_out, e->packed_grads, src, e->set[set].n_rows * p->cols * 4);
-    enqueued(e, e->q_out);
-    e->b->event_record(e->dev, landed, e->q_out);
-    e->b->event_sync(e->dev, landed);
-
-    work w = { .kind = WORK_SCATTER,
-               .param = c->param,
-               .end = p->elems,
-               .slice = layout_slice(p, e->l.slab_elems),
-               .set = set,
-               .zero_first = c->first,
-               .then_update = c->update,
-               .update = e->step.params };
-    if (e->plane[c->param]) {
-        hand_over(e, w);
+    const group_set *s = &e->set[set];
+    bool plane = e->plane[c->param] || e->narrow[c->param];
+    if (!plane && !e->step.update)
         return;
-    }
-    if (!e->step.update || e->step.discard)
-        return;
-    w.kind = WORK_UPDATE_ROWS;
-    w.then_update = false;
-    int64_t slice = w.slice;
+    if (!c->first)
+        finish_earlier(e, c);
+    int64_t slice = layout_slice(p, e->l.slab_elems);
     for (int64_t first = 0; first < p->elems; first += slice) {
-        w.first = first;
-        w.end = first + slice < p->elems ? first + slice : p->elems;
-        w.slice = w.end - w.first;
-        w.slab = get_slab(e);
-        hand_over(e, w);
+        int64_t n = p->elems - first < slice ? p->elems - first : slice;
+        int64_t row = pool_first_row(s, first / p->cols);
+        int64_t rows = pool_first_row(s, (first + n) / p->cols) - row;
+        work w = { .kind = plane ? WORK_SCATTER : WORK_UPDATE_ROWS,
+                   .param = c->param,
+                   .first = first,
+                   .end = first + n,
+                   .slice = n,
+                   .set = set,
+                   .first_share = c->first,
+                   .then_update = plane && c->update,
+                   .update = e->step.params };
+        if (rows > 0)
+            copy_slice(e, w, src + row * p->cols * e->l.grad_size, rows * p->cols);
+        else
+            hand_over(e, w);
     }
+}
+
+static bool used_before(const model_unit *u, uint32_t slot)
+{
+    for (uint32_t k = 0; k < slot; k++)
+        if (u->slot[k] == u->slot[slot])
+            return true;
+    return false;
 }
 
 static void land(engine *e, const landing *l, int64_t number)
@@ -188,6 +204,7 @@ static void land(engine *e, const landing *l, int64_t number)
     const tpl_plan *t = e->p->tpl[l->unit];
     grad_buffer *g = &e->grads[l->buffer];
     bool immediate = e->step.immediate && l->last_group;
+    int64_t shares = e->p->device_sums ? 1 : e->step.seq.n_groups; /* of a slot, in a step */
 
     chaos_delay(e, e->q_out, &e->lander_rng);
     e->b->event_wait(e->dev, e->q_out, g->ready);
@@ -204,16 +221,17 @@ static void land(engine *e, const landing *l, int64_t number)
         int64_t count = ++e->landed[param];
         contribution c = { .param = param,
                            .first = count == 1,
-                           .update = e->step.immediate &&
-                                     count == e->contributors[param] * e->step.seq.n_groups };
-        const float *src = (const float *)g->data + t->slot_offset[k];
+                           .again = used_before(u, k),
+                           .update =
+                               e->step.immediate && count == e->contributors[param] * shares };
+        const char *src = (const char *)g->data + t->slot_offset[k] * e->l.grad_size;
         if (u->t->params[k].gathered)
-            land_rows(e, &c, src, l->set, g->free);
+            land_rows(e, &c, src, l->set);
         else
             land_dense(e, &c, src);
     }
     time_end(e, e->q_out, g->copy_out);
-    chaos_poison(e, e->q_out, g->data, e->l.grad_stride);
+    chaos_poison(e, e->q_out, g->data, g->bytes);
     e->b->event_record(e->dev, g->free, e->q_out);
 
     pthread_mutex_lock(&e->lock);
@@ -241,6 +259,12 @@ static void land(engine *e, const landing *l, int64_t number)
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Every unit's gradients have memory of their own on the device and leave from there. */
+static bool leave_as_sums(const engine *e)
+{
+    return e->p->device_sums && e->l.grad_size == 4;
+}
+
 /* ---- the thread ------------------------------------------------------------------------------
  */
 
@@ -254,7 +278,7 @@ static void *lander_main(void *arg)
         if (e->landings_done == e->landings_given)
             break;
         int64_t number = e->landings_done + 1;
-        landing l = e->landing[number % LANDINGS];
+        landing l = e->landing[number % e->cap_landings];
         pthread_mutex_unlock(&e->lock);
         land(e, &l, number);
         pthread_mutex_lock(&e->lock);
@@ -267,12 +291,24 @@ mt_status lander_start(engine *e)
 {
     if (!e->training)
         return MT_OK;
+    /* As many as the main thread may be ahead; sums that stay on the device never hold it up. */
+    e->cap_landings = e->l.n_grads > 7 ? e->l.n_grads + 1 : 8;
+    e->landing = calloc((size_t)e->cap_landings, sizeof *e->landing);
+    e->grads = calloc((size_t)e->l.n_grads, sizeof *e->grads);
+    if (!e->landing || !e->grads)
+        return status_nomem("the engine's tables", (size_t)e->l.n_grads * sizeof *e->grads);
     mt_status st = e->b->event_create(e->dev, &e->loss_ready);
     for (int i = 0; i < LAYOUT_SLABS && st == MT_OK; i++)
         st = e->b->event_create(e->dev, &e->slab_event[i]);
-    for (int i = 0; i < LAYOUT_GRAD_BUFFERS && st == MT_OK; i++) {
+    for (int64_t i = 0; i < e->l.n_grads && st == MT_OK; i++) {
         grad_buffer *g = &e->grads[i];
-        g->data = (char *)e->region[LAYOUT_GRADS] + i * e->l.grad_stride;
+        if (leave_as_sums(e)) {
+            g->data = lander_sums(e, (int32_t)i, NULL);
+            g->bytes = e->p->tpl[i]->grad_bytes;
+        } else {
+            g->data = (char *)e->region[LAYOUT_GRADS] + i * e->l.grad_stride;
+            g->bytes = e->l.grad_stride;
+        }
         g->copy_out = -1;
         st = e->b->event_create(e->dev, &g->ready);
         if (st == MT_OK)
@@ -300,21 +336,33 @@ void lander_stop(engine *e)
     for (int i = 0; i < LAYOUT_SLABS; i++)
         if (e->slab_event[i])
             e->b->event_destroy(e->dev, e->slab_event[i]);
-    for (int i = 0; i < LAYOUT_GRAD_BUFFERS; i++) {
+    for (int64_t i = 0; e->grads && i < e->l.n_grads; i++) {
         if (e->grads[i].ready)
             e->b->event_destroy(e->dev, e->grads[i].ready);
         if (e->grads[i].free)
             e->b->event_destroy(e->dev, e->grads[i].free);
     }
+    free(e->grads);
+    free(e->landing);
 }
 
 /* ---- the main thread's side ------------------------------------------------------------------
  */
 
-/* The next gradient buffer; compute has been told to wait until its former contents are out. */
-grad_buffer *lander_acquire(engine *e, int32_t *ret_index)
+float *lander_sums(const engine *e, int32_t unit, const grad_buffer *g)
 {
-    int32_t i = (int32_t)(e->next_grad++ % LAYOUT_GRAD_BUFFERS);
+    if (e->p->device_sums)
+        return (float *)((char *)e->region[LAYOUT_GRAD_SUMS] + e->unit[unit].sum_offset);
+    if (e->l.grad_size == 2) /* behind the buffers that gradients leave from */
+        return (float *)((char *)e->region[LAYOUT_GRADS] + e->l.n_grads * e->l.grad_stride);
+    return g->data;
+}
+
+/* The buffer that the unit's gradients will leave from; compute has been told to wait until its
+ * former contents are out. */
+grad_buffer *lander_acquire(engine *e, int32_t unit, int32_t *ret_index)
+{
+    int32_t i = leave_as_sums(e) ? unit : (int32_t)(e->next_grad++ % e->l.n_grads);
     grad_buffer *g = &e->grads[i];
     pthread_mutex_lock(&e->lock);
     /* A wait means the record before it, so `free` must have been recorded. */
@@ -339,9 +387,9 @@ void lander_submit(engine *e, const landing *l)
         return;
     }
     pthread_mutex_lock(&e->lock);
-    while (e->landings_given - e->landings_done >= LANDINGS - 1)
+    while (e->landings_given - e->landings_done >= e->cap_landings - 1)
         pthread_cond_wait(&e->progress, &e->lock);
-    e->landing[number % LANDINGS] = *l;
+    e->landing[number % e->cap_landings] = *l;
     e->landings_given = number;
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->lock);

@@ -14,8 +14,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { LANDINGS = 8 };
-
 /* ---- timeline --------------------------------------------------------------------------------
  */
 
@@ -69,9 +67,9 @@ typedef struct pass_record {
 typedef enum work_kind {
     WORK_UPDATE_PLANE, /* slices of the gradient plane */
     WORK_UPDATE_SLAB,  /* one slice whose gradient is in a slab */
-    WORK_UPDATE_ROWS,  /* one slice of a table: the slab is filled from the packed rows */
-    WORK_ADD,          /* plane += slab */
-    WORK_SCATTER,      /* plane rows = or += packed rows */
+    WORK_UPDATE_ROWS,  /* one slice of a table: the slab holds the rows that the batch used */
+    WORK_ADD,          /* plane = or += slab */
+    WORK_SCATTER,      /* plane rows = or += rows in the slab */
     WORK_SUM_SQUARES,  /* of the plane, a partial sum for each slice */
     WORK_GATHER        /* pack rows of a table's planes for the device */
 } work_kind;
@@ -86,10 +84,10 @@ typedef struct work {
     work_kind kind;
     int32_t param;
     int64_t first, end, slice;
-    float *slab;         /* goes back to the free slabs afterwards; may be NULL */
+    void *slab;          /* [slice] as gradients leave; becomes free afterwards; may be NULL */
     int32_t set;         /* packed rows: of which set */
     int64_t pack_offset; /* gather: elements into the set's staging */
-    bool zero_first;     /* scatter: the first contribution of the step */
+    bool first_share;    /* add, scatter: the first contribution of the step */
     bool then_update;    /* add, scatter: the last contribution, update at once */
     update_params update;
 } work;
@@ -107,7 +105,9 @@ typedef struct pool {
     int32_t *pending;  /* [n_params] slices not yet done */
     int32_t *updating; /* [n_params] those of them that change masters */
     int64_t outstanding;
-    float *free_slab[LAYOUT_SLABS];
+    float *block;        /* [workers][block_elems] gradients that are widened or scattered */
+    int64_t block_elems; /* as many as one call of the optimizer gets */
+    void *free_slab[LAYOUT_SLABS];
     int32_t n_free;
     mt_status error;
     char error_text[512];
@@ -127,7 +127,8 @@ typedef struct weight_buffer {
 } weight_buffer;
 
 typedef struct grad_buffer {
-    void *data;
+    void *data; /* gradients as they leave */
+    int64_t bytes;
     void *ready, *free; /* events: gradients complete; all copied out */
     int64_t landing;    /* number of the landing that last used it, 0: none */
     int64_t copy_out;   /* timeline index of that landing */
@@ -157,6 +158,7 @@ typedef struct unit_info {
     int64_t dense_elems; /* owned elements that stream as one copy */
     bool gathers;
     bool trains;           /* any slot gets a gradient */
+    int64_t sum_offset;    /* bytes into the gradient sums */
     int64_t slot_base;     /* index of its first slot among all units' */
     int64_t activation[2]; /* offset of its boundary values; bytes from one batch to the next */
     int64_t saved[2];      /* likewise of its saved region */
@@ -201,13 +203,14 @@ struct engine {
     void *region[LAYOUT_REGIONS];
     void *q_in, *q_compute, *q_out; /* one and the same when serial */
     unit_info *unit;                /* [n_units] */
-    float **plane;                  /* [n_params] host gradients, NULL: leave by slabs */
+    float **plane;                  /* [n_params] host gradients; both NULL: leave by slabs */
+    uint16_t **narrow;              /* [n_params] the same in BF16 */
     int32_t *contributors;          /* [n_params] */
     int64_t *pack_offset;           /* [n_slots] of gathered slots, into a set's staging */
     int64_t *block_base;            /* [n_params] first partial sum of squares */
 
     weight_buffer *weights; /* [plan->weight_buffers] */
-    grad_buffer grads[LAYOUT_GRAD_BUFFERS];
+    grad_buffer *grads;     /* [l.n_grads] */
     group_set set[LAYOUT_SETS];
     int64_t next_key;                /* of the next group */
     int32_t *row_of;                 /* [vocab] packed row of a token id, -1 */
@@ -220,8 +223,6 @@ struct engine {
     double *sums_dev, *sums_host; /* [n_slots] sums of squares of device gradients */
     double *blocks;               /* [n_blocks] partial sums over the plane */
     void *sum_scratch;
-    int32_t packed_param; /* whose rows they are; -1: none */
-    float *packed_grads;  /* [gather_rows, cols] of the table that leaves now */
     float *loss_host;
     void *loss_ready; /* event: all losses of the step are on the host */
 
@@ -239,7 +240,8 @@ struct engine {
     pthread_mutex_t lock;
     pthread_cond_t wake, progress;
     bool stop;
-    landing landing[LANDINGS];
+    landing *landing; /* [cap_landings], a ring */
+    int64_t cap_landings;
     int64_t landings_given, landings_enqueued, landings_done;
     int32_t *landed; /* [n_params] contributions of this step so far */
     void *slab_event[LAYOUT_SLABS];
@@ -288,9 +290,13 @@ void pool_wait_param(engine *e, int32_t param);
 bool pool_updating(engine *e, int32_t unit);
 void pool_wait_updates(engine *e, int32_t unit);
 void pool_wait_idle(engine *e);
-float *pool_try_slab(engine *e);
-float *pool_wait_slab(engine *e);
-void pool_release_slab(engine *e, float *slab);
+void *pool_try_slab(engine *e);
+void *pool_wait_slab(engine *e);
+void pool_release_slab(engine *e, void *slab);
+/* dst = or += n gradients as they leave the device. */
+void pool_widen(const engine *e, float *dst, const void *src, int64_t n, bool add);
+/* Index of the first of a set's rows whose id is at least `id`. */
+int64_t pool_first_row(const group_set *s, int64_t id);
 mt_status pool_error(engine *e);
 
 /* stream.c */
@@ -308,7 +314,9 @@ void stream_batch(const engine *e, const group_set *s, int64_t i, mt_batch *ret)
 /* gradients.c */
 mt_status lander_start(engine *e);
 void lander_stop(engine *e);
-grad_buffer *lander_acquire(engine *e, int32_t *ret_index);
+grad_buffer *lander_acquire(engine *e, int32_t unit, int32_t *ret_index);
+/* Where unit u's gradients are summed in FP32; `g` is NULL while they stay on the device. */
+float *lander_sums(const engine *e, int32_t unit, const grad_buffer *g);
 void lander_submit(engine *e, const landing *l);
 void lander_wait(engine *e, int64_t number); /* until landing `number` is through */
 void step_sum_loss(engine *e);

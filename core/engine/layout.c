@@ -11,6 +11,7 @@ const char *layout_region_name(layout_region r)
     static const char *const name[LAYOUT_REGIONS] = {
         [LAYOUT_WEIGHTS] = "weight buffers",
         [LAYOUT_GRADS] = "gradient buffers",
+        [LAYOUT_GRAD_SUMS] = "gradient sums",
         [LAYOUT_ACTIVATIONS] = "boundary activations",
         [LAYOUT_ACTIVATION_GRADS] = "boundary gradients",
         [LAYOUT_SAVED] = "saved activations",
@@ -24,6 +25,7 @@ const char *layout_region_name(layout_region r)
         [LAYOUT_MASTERS] = "master weights",
         [LAYOUT_STATES] = "optimizer states",
         [LAYOUT_GRAD_PLANE] = "gradient plane",
+        [LAYOUT_NARROW_PLANE] = "BF16 gradient plane",
         [LAYOUT_SLAB] = "gradient slabs",
         [LAYOUT_SHARED_GRADS] = "shared gradients",
         [LAYOUT_GATHERED] = "embedding staging",
@@ -71,32 +73,62 @@ int64_t layout_out_bytes(const tpl_plan *t)
     return bytes;
 }
 
-/* Weights, gradients and what goes with each parameter. */
+int64_t layout_sum_bytes(const tpl_plan *t)
+{
+    return layout_align(t->grad_bytes);
+}
+
+/* Gradients on the device and on their way to the optimizer. */
+static void lay_out_grads(const plan *p, layout *l)
+{
+    const model *m = p->m;
+    bool narrow = l->grad_size == 2;
+    int64_t slab = 1, sums = 0;
+    for (int32_t u = 0; u < m->n_units; u++) {
+        l->sum_stride = max64(l->sum_stride, layout_sum_bytes(p->tpl[u]));
+        sums += layout_sum_bytes(p->tpl[u]);
+    }
+    l->grad_stride = layout_align(l->sum_stride / 4 * l->grad_size);
+    l->n_grads = p->device_sums && !narrow ? m->n_units : LAYOUT_GRAD_BUFFERS;
+    if (p->device_sums)
+        l->bytes[LAYOUT_GRAD_SUMS] = sums;
+    if (narrow || !p->device_sums)
+        l->bytes[LAYOUT_GRADS] = LAYOUT_GRAD_BUFFERS * l->grad_stride;
+    if (narrow && !p->device_sums)
+        l->bytes[LAYOUT_GRADS] += l->sum_stride; /* one: rounded before the next unit's turn */
+
+    for (int32_t i = 0; i < m->n_params; i++) {
+        const model_param *q = &m->params[i];
+        if (q->flags & MT_PARAM_FROZEN)
+            continue;
+        slab = max64(slab, min64(q->elems, LAYOUT_SLAB_ELEMS));
+        slab = max64(slab, q->cols);
+        bool shared = layout_contributors(m, i) > 1;
+        if (shared && !l->grad_plane)
+            l->bytes[LAYOUT_SHARED_GRADS] += layout_align(q->elems * 4);
+        if (!shared && l->narrow_plane)
+            l->bytes[LAYOUT_NARROW_PLANE] += layout_align(q->elems * 2);
+    }
+    l->slab_elems = layout_align(slab * 4) / 4;
+    l->bytes[LAYOUT_SLAB] = LAYOUT_SLABS * l->slab_elems * l->grad_size;
+}
+
+/* Weights and what goes with each parameter. */
 static void lay_out_params(const plan *p, const mt_backend *backend, void *device, layout *l)
 {
     const model *m = p->m;
     const plan_request *r = &p->request;
     int64_t esize = mt_dtype_size(r->compute);
-    int64_t join = 0, slab = 1, sum = 0;
-
-    for (int32_t i = 0; i < m->n_params; i++)
-        if (!(m->params[i].flags & MT_PARAM_FROZEN)) {
-            slab = max64(slab, min64(m->params[i].elems, LAYOUT_SLAB_ELEMS));
-            slab = max64(slab, m->params[i].cols);
-        }
-    l->slab_elems = layout_align(slab * 4) / 4;
-
+    int64_t join = 0, sum = 0;
     for (int32_t u = 0; u < m->n_units; u++) {
         const tpl *t = m->units[u].t;
         l->weight_stride = max64(l->weight_stride, layout_align(p->tpl[u]->weight_bytes));
-        l->grad_stride = max64(l->grad_stride, layout_align(p->tpl[u]->grad_bytes));
         l->n_slots += t->n_params;
         for (uint32_t s = 0; s < t->n_params; s++) {
             const tpl_param *slot = &t->params[s];
             int64_t n = slot->elems;
             if (slot->gathered) {
                 l->gather_cols += slot->info.cols;
-                l->packed_grad_cols = max64(l->packed_grad_cols, slot->info.cols);
                 n = l->gather_rows * slot->info.cols;
             }
             sum = max64(sum, backend->sum_squares_scratch(device, n));
@@ -107,9 +139,6 @@ static void lay_out_params(const plan *p, const mt_backend *backend, void *devic
         const model_param *q = &m->params[i];
         int64_t slice = layout_slice(q, l->slab_elems);
         l->n_blocks += (q->elems + slice - 1) / slice;
-        if (r->training && !l->grad_plane && !(q->flags & MT_PARAM_FROZEN) &&
-            layout_contributors(m, i) > 1)
-            l->bytes[LAYOUT_SHARED_GRADS] += layout_align(q->elems * 4);
     }
     if (r->compute == MT_F32)
         l->join_bytes =
@@ -121,17 +150,13 @@ static void lay_out_params(const plan *p, const mt_backend *backend, void *devic
     if (l->gather_cols) {
         int64_t weights = layout_align(l->gather_rows * l->gather_cols * 2);
         l->bytes[LAYOUT_GATHERED] = LAYOUT_SETS * weights * (esize / 2);
-        if (r->training)
-            l->bytes[LAYOUT_GATHERED] += layout_align(l->gather_rows * l->packed_grad_cols * 4);
         l->bytes[LAYOUT_ROW_INDEX] =
             layout_align(m->vocab * 4) + LAYOUT_SETS * layout_align(l->gather_rows * 4);
     }
     if (r->training) {
-        l->bytes[LAYOUT_GRADS] = LAYOUT_GRAD_BUFFERS * l->grad_stride;
         l->bytes[LAYOUT_REDUCTIONS] = layout_align(l->n_slots * 8) + l->sum_scratch;
         l->bytes[LAYOUT_HOST_REDUCTIONS] =
             layout_align(l->n_slots * 8) + layout_align(l->n_blocks * 8);
-        l->bytes[LAYOUT_SLAB] = LAYOUT_SLABS * l->slab_elems * 4;
     }
 }
 
@@ -179,7 +204,12 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
     layout l = { .tokens = p->tpl[0]->bounds.tokens,
                  .documents = p->tpl[0]->bounds.documents,
                  .gather_rows = p->tpl[0]->bounds.gather_rows,
+                 .grad_size = mt_dtype_size(r->gradient_dtype),
                  .grad_plane = plan_needs_grad_plane(p) };
+    l.narrow_plane = r->training && r->max_grad_norm > 0 && !l.grad_plane;
+    l.slab_elems = LAYOUT_SLAB_ELEMS;
+    if (r->training)
+        lay_out_grads(p, &l);
     lay_out_params(p, backend, device, &l);
     lay_out_values(p, &l);
 

@@ -9,7 +9,8 @@
 #include "plan.h"
 
 enum {
-    LAYOUT_GRAD_BUFFERS = 2, /* on the device: one leaves while the next is formed */
+    LAYOUT_GRAD_BUFFERS = 2, /* on the device: one leaves while the next is formed, unless gradients
+                                are summed there and leave as they are */
     LAYOUT_SLABS = 16,       /* gradient slices on their way to the optimizer */
     LAYOUT_SLAB_ELEMS = 1 << 19,
     LAYOUT_JOIN_ELEMS = 1 << 24, /* masters that are joined at once: bounds the scratch */
@@ -22,6 +23,7 @@ typedef enum layout_region {
     /* device */
     LAYOUT_WEIGHTS,
     LAYOUT_GRADS,
+    LAYOUT_GRAD_SUMS,
     LAYOUT_ACTIVATIONS,
     LAYOUT_ACTIVATION_GRADS,
     LAYOUT_SAVED,
@@ -36,6 +38,7 @@ typedef enum layout_region {
     LAYOUT_MASTERS,
     LAYOUT_STATES,
     LAYOUT_GRAD_PLANE,
+    LAYOUT_NARROW_PLANE,
     LAYOUT_SLAB,
     LAYOUT_SHARED_GRADS,
     LAYOUT_GATHERED,
@@ -57,8 +60,11 @@ static inline plan_tier layout_region_tier(layout_region r)
 typedef struct layout {
     int64_t bytes[LAYOUT_REGIONS];
     int64_t tokens, documents; /* bounds of a micro-batch */
-    int64_t weight_stride;     /* bytes of a weight buffer, of a gradient buffer */
-    int64_t grad_stride;
+    int64_t weight_stride;     /* bytes of a weight buffer */
+    int64_t grad_size;         /* bytes of a gradient that leaves the device */
+    int64_t sum_stride;        /* bytes of the largest unit's gradients in FP32 */
+    int64_t grad_stride;       /* the same as they leave */
+    int64_t n_grads;           /* buffers that gradients leave from */
     int64_t activation_stride; /* inference: bytes of one micro-batch's boundary values */
     int64_t value_stride;      /* bytes of one boundary gradient */
     int64_t n_values;          /* boundary gradients */
@@ -66,13 +72,13 @@ typedef struct layout {
     int64_t stream_elems;      /* int32 of each of the first four */
     int64_t slab_elems;
     int64_t gather_rows, gather_cols; /* cols: summed over gathered slots */
-    int64_t packed_grad_cols;         /* widest gathered slot */
     int64_t n_slots;                  /* parameter slots of all units */
     int64_t n_blocks;                 /* slices of all parameters: partial sums of squares */
     int64_t sum_scratch;              /* bytes */
     int64_t join_bytes;
     int64_t n_events;
-    bool grad_plane;
+    bool grad_plane;   /* FP32, in the store */
+    bool narrow_plane; /* BF16, of parameters with one contribution a step */
 } layout;
 
 /* Bytes rounded up to the alignment of device memory. */
@@ -91,7 +97,10 @@ int32_t layout_contributors(const model *m, int32_t param);
 /* Boundary values of unit u for one micro-batch, bytes. */
 int64_t layout_out_bytes(const tpl_plan *t);
 
-/* p->request, groups, group_batches, weight_buffers and tpl[] must be set. [pure] */
+/* Bytes of unit u's gradients where all groups are summed on the device. */
+int64_t layout_sum_bytes(const tpl_plan *t);
+
+/* p->request, groups, group_batches, weight_buffers, device_sums and tpl[] must be set. [pure] */
 void layout_make(const plan *p, const mt_backend *backend, void *device, layout *ret);
 
 #endif

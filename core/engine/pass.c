@@ -91,8 +91,10 @@ static void copy_losses(engine *e, int64_t b, int64_t tokens)
     enqueued(e, e->q_compute);
 }
 
-/* Sums of squares of the unit's gradients, for the norm and to see whether they are finite. */
-static void sum_unit(engine *e, int32_t unit, const grad_buffer *g, const group_set *set)
+/* Gives the unit's gradients the form in which they leave, and sums their squares, for the norm and
+ * to see whether they are finite. */
+static void finish_grads(engine *e, int32_t unit, float *sums, const grad_buffer *g,
+                         const group_set *set)
 {
     const model_unit *u = &e->m->units[unit];
     int64_t base = e->unit[unit].slot_base;
@@ -101,11 +103,17 @@ static void sum_unit(engine *e, int32_t unit, const grad_buffer *g, const group_
         if (p->flags & MT_PARAM_FROZEN)
             continue;
         int64_t n = u->t->params[k].gathered ? set->n_rows * p->cols : p->elems;
-        e->b->sum_squares(e->dev, e->q_compute,
-                          (const float *)g->data + e->p->tpl[unit]->slot_offset[k], n,
-                          e->sums_dev + base + k, e->sum_scratch);
+        int64_t at = e->p->tpl[unit]->slot_offset[k];
+        if (e->l.grad_size == 2) {
+            e->b->narrow(e->dev, e->q_compute, (uint16_t *)g->data + at, sums + at, n);
+            enqueued(e, e->q_compute);
+        }
+        e->b->sum_squares(e->dev, e->q_compute, sums + at, n, e->sums_dev + base + k,
+                          e->sum_scratch);
         enqueued(e, e->q_compute);
     }
+    if (e->l.grad_size == 2)
+        chaos_poison(e, e->q_compute, sums, e->p->tpl[unit]->grad_bytes);
     e->b->copy_out(e->dev, e->q_compute, e->sums_host + base, e->sums_dev + base,
                    (int64_t)u->t->n_params * 8);
     enqueued(e, e->q_compute);
@@ -114,7 +122,7 @@ static void sum_unit(engine *e, int32_t unit, const grad_buffer *g, const group_
 typedef struct group_pass {
     group_set *set;
     int64_t first_batch; /* of the group, in the step */
-    bool last_group;
+    bool first_group, last_group;
 } group_pass;
 
 static int64_t detail_begin(engine *e, event_kind kind, int32_t unit, int64_t b)
@@ -174,13 +182,19 @@ static void forward_unit(engine *e, const group_pass *g, int64_t pos, mt_pass pa
 static void backward_unit(engine *e, const group_pass *g, int64_t pos)
 {
     const sequence *s = &e->step.seq;
-    int32_t unit = stream_unit_at(s, pos), index;
+    int32_t unit = stream_unit_at(s, pos), index = 0;
     bool last_unit = unit == e->m->n_units - 1;
     const tpl_plan *t = e->p->tpl[unit];
     weight_buffer *w = stream_acquire(e, s, pos);
     pass_record *r = new_record(e, w);
-    grad_buffer *grads = lander_acquire(e, &index);
-    r->copy_out = grads->copy_out;
+    bool sums_on = e->p->device_sums && !g->first_group; /* on what earlier groups left */
+    bool leave = e->unit[unit].trains && (g->last_group || !e->p->device_sums);
+    grad_buffer *grads = NULL;
+    if (leave || !e->p->device_sums) {
+        grads = lander_acquire(e, unit, &index);
+        r->copy_out = grads->copy_out;
+    }
+    float *sums = lander_sums(e, unit, grads);
     chaos_delay(e, e->q_compute, &e->rng);
     r->compute = time_begin(e, e->q_compute, TRACK_COMPUTE, EVENT_BACKWARD, unit, -1);
     for (int64_t b = 0; b < g->set->n_batches; b++) {
@@ -188,8 +202,8 @@ static void backward_unit(engine *e, const group_pass *g, int64_t pos)
         mt_batch batch;
         bind_unit(e, unit, w, b, &bind);
         bind_grads(e, unit, b, &bind);
-        bind.grads = grads->data;
-        bind.accumulate = b > 0;
+        bind.grads = sums;
+        bind.accumulate = b > 0 || sums_on;
         stream_batch(e, g->set, b, &batch);
         batch.loss_scale = e->step.loss_scale;
         if (last_unit) {
@@ -208,13 +222,13 @@ static void backward_unit(engine *e, const group_pass *g, int64_t pos)
             for (uint32_t i = 0; i < t->t->n_out; i++)
                 chaos_poison(e, e->q_compute, bind.out[i], t->out_bytes[i]);
     }
-    if (e->unit[unit].trains)
-        sum_unit(e, unit, grads, g->set);
+    if (leave)
+        finish_grads(e, unit, sums, grads, g->set);
     time_end(e, e->q_compute, r->compute);
     if (last_unit && g->last_group)
         e->b->event_record(e->dev, e->loss_ready, e->q_compute);
     stream_release(e, s, pos, w);
-    if (e->unit[unit].trains)
+    if (leave)
         lander_submit(e, &(landing){ .unit = unit,
                                      .buffer = index,
                                      .set = (int32_t)(g->set->key % LAYOUT_SETS),
@@ -258,6 +272,7 @@ void pass_train(engine *e)
     for (int64_t g = 0; g < groups; g++) {
         group_pass pass = { .set = &e->set[(step->seq.first_key + g) % LAYOUT_SETS],
                             .first_batch = group_first(batch->n, groups, g),
+                            .first_group = g == 0,
                             .last_group = g == groups - 1 };
         int64_t pos = g * step->seq.group_length;
         for (int64_t u = 0; u < n_units - 1; u++)
@@ -313,13 +328,15 @@ void pass_generate_unit(engine *e, int32_t unit, const weight_buffer *w, const m
 /* Where every unit's boundary values and saved tensors lie, and its KV slot. */
 static void place_units(engine *e)
 {
-    int64_t activation = 0, saved = 0, slots = 0, pack = 0;
+    int64_t activation = 0, saved = 0, slots = 0, pack = 0, sums = 0;
     char *kv = e->region[LAYOUT_KV];
     for (int32_t u = 0; u < e->m->n_units; u++) {
         const tpl_plan *t = e->p->tpl[u];
         unit_info *info = &e->unit[u];
         bool last = u == e->m->n_units - 1;
         info->slot_base = slots;
+        info->sum_offset = sums;
+        sums += layout_sum_bytes(t);
         info->dense_elems = t->t->own_elems;
         for (uint32_t k = 0; k < t->t->n_params; k++) {
             const tpl_param *slot = &t->t->params[k];

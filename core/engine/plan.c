@@ -10,6 +10,7 @@
 #include "layout.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +44,9 @@ static int64_t min64(int64_t a, int64_t b)
 
 bool plan_needs_grad_plane(const plan *p)
 {
-    return p->request.training && (p->request.max_grad_norm > 0 || p->groups > 1);
+    const plan_request *r = &p->request;
+    bool add_up = p->groups > 1 && !p->device_sums;
+    return r->training && (add_up || (r->max_grad_norm > 0 && r->gradient_dtype == MT_F32));
 }
 
 static mt_status get_tpl(plan *p, int32_t tpl_index, tpl_policy policy, int64_t gather_rows,
@@ -89,7 +92,9 @@ static mt_status set_policy(plan *p, int32_t unit, tpl_policy policy)
     int64_t tokens = p->request.micro_tokens;
     if (!p->request.training && p->request.context > tokens)
         tokens = p->request.context;
-    int64_t rows = min64(p->m->vocab, p->group_batches * tokens);
+    /* Rows whose gradients are summed over groups must be those of the whole step. */
+    int64_t batches = p->device_sums ? p->request.micro_batches : p->group_batches;
+    int64_t rows = min64(p->m->vocab, batches * tokens);
     mt_status st = get_tpl(p, p->m->units[unit].tpl_index, policy, rows, &p->tpl[unit]);
     if (st == MT_OK)
         p->policy[unit] = policy;
@@ -164,13 +169,16 @@ static void predict(plan *p)
     double in_forward = groups * weights / f->copy_in;
     double in_backward = r->training ? groups * (weights - kept) / f->copy_in : 0;
     p->copy_in_seconds = in_forward + in_backward;
-    p->copy_out_seconds = r->training ? groups * grads / f->copy_out : 0;
+    double leave = p->device_sums ? 1 : groups; /* how often gradients leave */
+    p->copy_out_seconds =
+        r->training ? leave * grads / 4 * (double)mt_dtype_size(r->gradient_dtype) / f->copy_out
+                    : 0;
     double host = 0;
     if (r->training) {
         double per_elem = 8 + 4; /* both planes read and written, the gradient read */
         for (uint32_t s = 0; s < r->n_states; s++)
             per_elem += 2.0 * (double)mt_dtype_size(r->states[s].dtype);
-        host = per_elem * (double)m->total_params + 12.0 * (groups - 1) * grads / 4;
+        host = per_elem * (double)m->total_params + 12.0 * (leave - 1) * grads / 4;
     }
     p->optimizer_seconds = host / f->host_bandwidth;
 
@@ -215,8 +223,8 @@ static mt_status raise_policies(plan *p, tpl_policy from, tpl_policy to, const l
     return MT_OK;
 }
 
-/* Completes a candidate with `groups` groups. GEMMs are what recompute costs, so that every unit
- * reaches `select`, which repeats none, before the first is raised to `keep`. */
+/* Completes a candidate with `groups` groups and device_sums. GEMMs are what recompute costs, so
+ * that every unit reaches `select`, which repeats none, before the first is raised to `keep`. */
 static mt_status complete(plan *p, int64_t groups, const limits *lim, bool *ret_fits)
 {
     const plan_request *r = &p->request;
@@ -252,29 +260,47 @@ static mt_status complete(plan *p, int64_t groups, const limits *lim, bool *ret_
     return MT_OK;
 }
 
-/* The fastest number of groups that fits, completed in p. */
+/* May the sums of gradients be there? One group has nothing to sum. */
+static bool may_sum(const plan_request *r, int64_t groups, bool on_device)
+{
+    if (!r->training)
+        return !on_device;
+    if (r->gradients == PLAN_GRADIENTS_AUTO)
+        return !on_device || groups > 1;
+    return on_device == (r->gradients == PLAN_GRADIENTS_DEVICE);
+}
+
+/* The fastest number of groups and place of gradient sums that fits, completed in p. */
 static mt_status choose(plan *p, const limits *lim, bool *ret_fits)
 {
     const plan_request *r = &p->request;
-    if (r->groups != PLAN_AUTO)
-        return complete(p, r->groups, lim, ret_fits);
+    int64_t from = r->groups == PLAN_AUTO ? 1 : r->groups;
+    int64_t to = r->groups == PLAN_AUTO ? r->micro_batches : r->groups;
     int64_t best = 0;
     double best_seconds = 0;
-    bool ok = false;
-    for (int64_t groups = 1; groups <= r->micro_batches; groups++) {
+    bool on_device = r->training && r->gradients == PLAN_GRADIENTS_DEVICE, ok = false;
+    for (int64_t groups = from; groups <= to; groups++) {
         /* Numbers of groups that leave groups equally large move more for nothing. */
         int64_t largest = (r->micro_batches + groups - 1) / groups;
-        if (groups > 1 && largest == (r->micro_batches + groups - 2) / (groups - 1))
+        if (groups > from && largest == (r->micro_batches + groups - 2) / (groups - 1))
             continue;
-        mt_status st = complete(p, groups, lim, &ok);
-        if (st < 0)
-            return st;
-        if (ok && (best == 0 || p->seconds < best_seconds * 0.999)) {
-            best = groups;
-            best_seconds = p->seconds;
+        /* Of two that are equally fast, the one that moves less. */
+        for (int place = 1; place >= 0; place--) {
+            if (!may_sum(r, groups, place))
+                continue;
+            p->device_sums = place;
+            mt_status st = complete(p, groups, lim, &ok);
+            if (st < 0)
+                return st;
+            if (ok && (best == 0 || p->seconds < best_seconds * 0.999)) {
+                best = groups;
+                best_seconds = p->seconds;
+                on_device = place;
+            }
         }
     }
-    return complete(p, best ? best : r->micro_batches, lim, ret_fits);
+    p->device_sums = on_device;
+    return complete(p, best ? best : to, lim, ret_fits);
 }
 
 /* ---- refusing --------------------------------------------------------------------------------
@@ -364,6 +390,12 @@ static mt_status refuse(plan *p, const limits *lim)
         sep = ", or with ";
     }
     c = *r;
+    c.gradients = PLAN_GRADIENTS_AUTO;
+    if (r->training && r->gradients != PLAN_GRADIENTS_AUTO && would_fit(p, &c, lim)) {
+        text_add(&t, "%smemory.gradients: auto", sep);
+        sep = ", or with ";
+    }
+    c = *r;
     c.max_grad_norm = 0;
     if (r->training && r->max_grad_norm > 0 && would_fit(p, &c, lim)) {
         text_add(&t, "%strain.max_grad_norm: 0 (no gradient plane)", sep);
@@ -414,6 +446,10 @@ static mt_status check_request(const model *m, const plan_request *r)
     if (r->weight_buffers != PLAN_AUTO && r->weight_buffers < 2)
         return status_set(MT_ERR_INVALID, "memory.weight_buffers is %d; at least 2 are needed",
                           r->weight_buffers);
+    if (r->gradient_dtype != MT_F32 && r->gradient_dtype != MT_BF16)
+        return status_set(MT_ERR_UNSUPPORTED,
+                          "memory.gradient_dtype %s: gradients leave the device as fp32 or bf16",
+                          mt_dtype_name(r->gradient_dtype));
     if (r->n_states > MT_OPTIM_MAX_STATES)
         return status_set(MT_ERR_INVALID, "%u optimizer states; at most %d", r->n_states,
                           MT_OPTIM_MAX_STATES);
@@ -460,6 +496,13 @@ mt_status plan_create(const model *m, const plan_request *request, const plan_pr
     mt_status st = check_request(m, request);
     if (st < 0)
         return st;
+    const size_t has_narrow = offsetof(mt_backend, narrow) + sizeof backend->narrow;
+    if (request->training && request->gradient_dtype == MT_BF16 &&
+        (backend->struct_size < has_narrow || !backend->narrow))
+        return status_set(MT_ERR_UNSUPPORTED,
+                          "memory.gradient_dtype is bf16, but the backend '%s' cannot round "
+                          "gradients; use fp32",
+                          backend->kind);
     plan *p = calloc(1, sizeof *p);
     if (!p)
         return status_nomem("the plan", sizeof *p);

@@ -18,6 +18,13 @@ typedef struct plan_profile {
     double host_bandwidth;    /* bytes/s that all optimizer workers together reach */
 } plan_profile;
 
+/* Where the gradients of a step with several groups are summed. */
+typedef enum plan_gradients {
+    PLAN_GRADIENTS_AUTO = 0,
+    PLAN_GRADIENTS_DEVICE, /* they leave the device once, after the last group */
+    PLAN_GRADIENTS_HOST    /* they leave after every group and are added there */
+} plan_gradients;
+
 /* What the user asked for. */
 typedef struct plan_request {
     mt_dtype compute;
@@ -28,11 +35,13 @@ typedef struct plan_request {
     int64_t groups;         /* micro-batch groups of a step; PLAN_AUTO */
     int32_t policy;         /* tpl_policy for all units, or PLAN_AUTO */
     int32_t weight_buffers; /* units in flight, >= 2; PLAN_AUTO */
-    int64_t device_limit;   /* bytes; PLAN_AUTO: what the device has free, less a margin */
-    int64_t host_limit;     /* bytes; PLAN_AUTO: what the cgroup or the machine has */
-    double max_grad_norm;   /* 0: clipping off, immediate updates, no gradient plane */
-    bool training;          /* false: eval and generation only, no states, no gradients */
-    int64_t context;        /* generation: tokens of the KV cache; 0: none */
+    plan_gradients gradients;
+    mt_dtype gradient_dtype; /* what gradients leave the device as: MT_F32, MT_BF16 */
+    int64_t device_limit;    /* bytes; PLAN_AUTO: what the device has free, less a margin */
+    int64_t host_limit;      /* bytes; PLAN_AUTO: what the cgroup or the machine has */
+    double max_grad_norm;    /* 0: clipping off, immediate updates, no gradient plane */
+    bool training;           /* false: eval and generation only, no states, no gradients */
+    int64_t context;         /* generation: tokens of the KV cache; 0: none */
     uint32_t n_states;
     mt_state_spec states[MT_OPTIM_MAX_STATES];
 } plan_request;
@@ -50,9 +59,10 @@ typedef struct plan {
     const model *m;
     int64_t groups, group_batches; /* groups of a step, most micro-batches of a group */
     int32_t weight_buffers;
+    bool device_sums;   /* gradients of all groups are summed on the device */
     tpl_policy *policy; /* [n_units] */
     tpl_plan **tpl;     /* [n_units]; units with the same template and policy share one */
-    plan_item item[24];
+    plan_item item[32];
     int32_t n_items;
     int64_t tier_bytes[PLAN_TIERS];
     /* Prediction for a full step, seconds, and what bounds it. */
@@ -68,7 +78,8 @@ mt_status plan_create(const model *m, const plan_request *request, const plan_pr
 void plan_destroy(plan *p); /* accepts NULL */
 
 /* Must the store have a gradient plane (store_create)? With clipping all gradients must be there
- * before the first update; with several groups they are summed there. [pure] */
+ * before the first update; several groups are summed there unless the device sums them. It is FP32:
+ * a plane of BF16 gradients belongs to the engine. [pure] */
 bool plan_needs_grad_plane(const plan *p);
 
 /* The table that `megatrain plan` prints (brief: the few lines that `train` starts with). */

@@ -103,6 +103,13 @@ void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *t
         "step: %lld micro-batches of %lld tokens in %lld group%s of up to %lld; %d weight buffers",
         (long long)r->micro_batches, (long long)r->micro_tokens, (long long)p->groups,
         p->groups == 1 ? "" : "s", (long long)p->group_batches, p->weight_buffers);
+    if (r->training)
+        put(&out, "gradients: summed in fp32 %s, leave the device as %s%s",
+            p->device_sums   ? "in device memory"
+            : p->groups == 1 ? "on the device, a unit at a time"
+                             : "in host memory",
+            mt_dtype_name(r->gradient_dtype),
+            p->device_sums || p->groups == 1 ? " once a step" : " after every group");
     if (brief) {
         put(&out, "memory: device %s, host %s%s%s", human(p->tier_bytes[PLAN_DEVICE], a, sizeof a),
             human(p->tier_bytes[PLAN_HOST], b, sizeof b), r->training ? "; activations: " : "",

@@ -13,15 +13,24 @@
 /* ---- a group's batches -----------------------------------------------------------------------
  */
 
+static void mark_rows(engine *e, const micro_batch *mb)
+{
+    for (int64_t t = 0; t < mb->tokens; t++)
+        e->row_of[mb->ids[t]] = 0;
+}
+
 /* Lists the distinct token ids of the set's batches, ascending, and writes every token's place in
- * that list. */
+ * that list. Where gradients of all groups are summed on the device, their rows must be the same:
+ * those of the whole step. */
 static void index_rows(engine *e, group_set *s)
 {
     int32_t *row_of = e->row_of;
     int64_t n = 0, stream = e->l.stream_elems;
     for (int64_t b = 0; b < s->n_batches; b++)
-        for (int64_t t = 0; t < s->micro[b]->tokens; t++)
-            row_of[s->micro[b]->ids[t]] = 0;
+        mark_rows(e, s->micro[b]);
+    if (e->p->device_sums && e->step.seq.backward)
+        for (int64_t b = 0; b < e->step.batch->n; b++)
+            mark_rows(e, &e->step.batch->micro[b]);
     for (int64_t id = 0; id < e->m->vocab; id++)
         if (row_of[id] >= 0) {
             s->rows[n] = (int32_t)id;
@@ -331,7 +340,6 @@ mt_status stream_start(engine *e)
         if (st == MT_OK)
             st = e->b->event_create(e->dev, &s->done);
     }
-    e->packed_grads = e->l.gather_cols && e->training ? (float *)packed : NULL;
     return st;
 }
 

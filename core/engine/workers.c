@@ -6,12 +6,15 @@
  */
 #include "internal.h"
 
+#include "../base/machine.h"
 #include "../base/status.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { BLOCK_ELEMS = 1 << 14 };
 
 /* ---- one slice -------------------------------------------------------------------------------
  */
@@ -22,7 +25,7 @@ static bool is_update(const work *w)
            w->kind == WORK_UPDATE_ROWS || w->then_update;
 }
 
-static mt_status update_slice(engine *e, const work *w, int64_t first, int64_t n, const float *grad)
+static mt_status update_range(engine *e, const work *w, int64_t first, int64_t n, const float *grad)
 {
     const model_param *p = &e->m->params[w->param];
     store_unit *u = &e->s->units[p->unit];
@@ -44,8 +47,29 @@ static mt_status update_slice(engine *e, const work *w, int64_t first, int64_t n
     return e->optim->update(e->optim_state, &up);
 }
 
-/* Index of the first packed row whose id is at least `id`. */
-static int64_t first_row(const group_set *s, int64_t id)
+static float widened(uint16_t bits)
+{
+    return mt_bf16_to_f32(bits);
+}
+
+void pool_widen(const engine *e, float *dst, const void *src, int64_t n, bool add)
+{
+    const float *x = src;
+    const uint16_t *h = src;
+    if (e->l.grad_size == 2 && add)
+        for (int64_t i = 0; i < n; i++)
+            dst[i] += widened(h[i]);
+    else if (e->l.grad_size == 2)
+        for (int64_t i = 0; i < n; i++)
+            dst[i] = widened(h[i]);
+    else if (add)
+        for (int64_t i = 0; i < n; i++)
+            dst[i] += x[i];
+    else
+        memcpy(dst, x, (size_t)n * sizeof *dst);
+}
+
+int64_t pool_first_row(const group_set *s, int64_t id)
 {
     int64_t lo = 0, hi = s->n_rows;
     while (lo < hi) {
@@ -58,25 +82,59 @@ static int64_t first_row(const group_set *s, int64_t id)
     return lo;
 }
 
-/* Adds the packed gradient rows that lie in elements first .. first+n of the table to dst. */
-static void scatter_slice(engine *e, const work *w, int64_t first, int64_t n, float *dst,
-                          bool zero_first)
+/* The rows of w's slab that lie in elements first .. first+n of the table: copied into `narrow`, or
+ * added to `dst`. */
+static void place_rows(const engine *e, const work *w, int64_t first, int64_t n, float *dst,
+                       uint16_t *narrow)
 {
     int64_t cols = e->m->params[w->param].cols;
     const group_set *s = &e->set[w->set];
-    if (zero_first)
-        memset(dst, 0, (size_t)n * sizeof *dst);
-    for (int64_t r = first_row(s, first / cols); r < s->n_rows; r++) {
-        /* A slice may begin or end inside a row when rows are longer than slabs. */
+    int64_t packed = pool_first_row(s, w->first / cols); /* the slab begins with this row */
+    for (int64_t r = pool_first_row(s, first / cols); w->slab && r < s->n_rows; r++) {
+        /* A block may begin or end inside a row. */
         int64_t row = s->rows[r] * cols;
         int64_t from = row > first ? row : first;
         int64_t to = row + cols < first + n ? row + cols : first + n;
         if (row >= first + n)
             break;
-        const float *src = e->packed_grads + r * cols + (from - row);
-        for (int64_t i = 0; i < to - from; i++)
-            dst[from - first + i] += src[i];
+        const char *src =
+            (const char *)w->slab + ((r - packed) * cols + (from - row)) * e->l.grad_size;
+        if (narrow)
+            memcpy(narrow + (from - first), src, (size_t)(to - from) * sizeof *narrow);
+        else
+            pool_widen(e, dst + (from - first), src, to - from, true);
     }
+}
+
+/* Elements that the optimizer gets at once from a worker's block: as many as stay in its cache,
+ * whole rows or tensors where the optimizer wants those. */
+static int64_t block_step(const engine *e, const model_param *p, int64_t n)
+{
+    if (e->optim->granularity == MT_GRAIN_ELEMENT)
+        return BLOCK_ELEMS;
+    if (e->optim->granularity == MT_GRAIN_ROW && p->rows > 0 && p->cols < BLOCK_ELEMS)
+        return BLOCK_ELEMS / p->cols * p->cols;
+    return n;
+}
+
+/* Updates a slice whose gradient lies somewhere in another form, block by block. */
+static mt_status update_blocks(engine *e, const work *w, int64_t first, int64_t n, float *block)
+{
+    const uint16_t *narrow = w->kind == WORK_UPDATE_PLANE ? e->narrow[w->param] + first : w->slab;
+    int64_t step = block_step(e, &e->m->params[w->param], n);
+    for (int64_t at = 0; at < n; at += step) {
+        int64_t len = n - at < step ? n - at : step;
+        if (w->kind == WORK_UPDATE_ROWS) {
+            memset(block, 0, (size_t)len * sizeof *block);
+            place_rows(e, w, first + at, len, block, NULL);
+        } else {
+            pool_widen(e, block, narrow + at, len, false);
+        }
+        mt_status st = update_range(e, w, first + at, len, block);
+        if (st < 0)
+            return st;
+    }
+    return MT_OK;
 }
 
 /* Packs elements first .. first+n of the packed table: whole rows. */
@@ -93,25 +151,30 @@ static void gather_slice(engine *e, const work *w, int64_t first, int64_t n)
     }
 }
 
-static mt_status run_slice(engine *e, const work *w, int64_t first, int64_t n)
+static mt_status run_slice(engine *e, const work *w, int64_t first, int64_t n, float *block)
 {
-    float *plane =
-        w->kind == WORK_GATHER || !e->plane[w->param] ? NULL : e->plane[w->param] + first;
+    float *plane = e->plane[w->param] ? e->plane[w->param] + first : NULL;
     switch (w->kind) {
     case WORK_UPDATE_PLANE:
-        return update_slice(e, w, first, n, plane);
+        return plane ? update_range(e, w, first, n, plane) : update_blocks(e, w, first, n, block);
     case WORK_UPDATE_SLAB:
-        return update_slice(e, w, first, n, w->slab);
+        if (e->l.grad_size == 4)
+            return update_range(e, w, first, n, w->slab);
+        return update_blocks(e, w, first, n, block);
     case WORK_UPDATE_ROWS:
-        scatter_slice(e, w, first, n, w->slab, true);
-        return update_slice(e, w, first, n, w->slab);
+        return update_blocks(e, w, first, n, block);
     case WORK_ADD:
-        for (int64_t i = 0; i < n; i++)
-            plane[i] += w->slab[i];
+        pool_widen(e, plane, w->slab, n, !w->first_share);
         break;
-    case WORK_SCATTER:
-        scatter_slice(e, w, first, n, plane, w->zero_first);
+    case WORK_SCATTER: {
+        uint16_t *narrow = plane ? NULL : e->narrow[w->param] + first;
+        if (w->first_share && plane)
+            memset(plane, 0, (size_t)n * sizeof *plane);
+        else if (w->first_share)
+            memset(narrow, 0, (size_t)n * sizeof *narrow);
+        place_rows(e, w, first, n, plane, narrow);
         break;
+    }
     case WORK_SUM_SQUARES: {
         double sum = 0;
         for (int64_t i = 0; i < n; i++)
@@ -123,7 +186,7 @@ static mt_status run_slice(engine *e, const work *w, int64_t first, int64_t n)
         gather_slice(e, w, first, n);
         return MT_OK;
     }
-    return w->then_update ? update_slice(e, w, first, n, plane) : MT_OK;
+    return w->then_update ? update_range(e, w, first, n, plane) : MT_OK;
 }
 
 static void run_timed(engine *e, const work *w, int64_t first, int32_t worker, mt_status *ret)
@@ -136,14 +199,14 @@ static void run_timed(engine *e, const work *w, int64_t first, int32_t worker, m
     };
     int64_t n = w->end - first < w->slice ? w->end - first : w->slice;
     uint64_t from = time_now();
-    *ret = run_slice(e, w, first, n);
+    *ret = run_slice(e, w, first, n, e->pool.block + worker * e->pool.block_elems);
     uint64_t to = time_now();
     if (is_update(w)) {
         e->traffic.updated_elems += n;
         e->traffic.update_ns += to - from;
     }
     if (e->chaos && w->slab)
-        memset(w->slab, 0xff, (size_t)e->l.slab_elems * sizeof *w->slab);
+        memset(w->slab, 0xff, (size_t)(e->l.slab_elems * e->l.grad_size));
     if (e->time.detailed)
         time_span(e, TRACK_WORKER + worker, kind[w->kind], e->m->params[w->param].unit, from, to);
 }
@@ -216,12 +279,22 @@ mt_status pool_start(engine *e, int32_t threads)
         return status_nomem("the worker pool", (size_t)p->cap * sizeof *p->ring);
     if (e->training)
         for (; p->n_free < LAYOUT_SLABS; p->n_free++)
-            p->free_slab[p->n_free] = (float *)e->region[LAYOUT_SLAB] + p->n_free * e->l.slab_elems;
+            p->free_slab[p->n_free] =
+                (char *)e->region[LAYOUT_SLAB] + p->n_free * e->l.slab_elems * e->l.grad_size;
+    if (threads <= 0)
+        threads = machine_cpus();
+    threads = e->serial || threads < 1 ? 1 : threads > 256 ? 256 : threads;
+    if (e->training) {
+        bool small = e->optim->granularity == MT_GRAIN_ELEMENT;
+        p->block_elems = small ? BLOCK_ELEMS : e->l.slab_elems;
+        size_t bytes = (size_t)(threads * p->block_elems) * sizeof *p->block;
+        p->block = malloc(bytes);
+        if (!p->block)
+            return status_nomem("the workers' blocks", bytes);
+        memset(p->block, 0, bytes); /* touched now, so that no step makes the process grow */
+    }
     if (e->serial)
         return MT_OK;
-    if (threads <= 0)
-        threads = (int32_t)sysconf(_SC_NPROCESSORS_ONLN);
-    threads = threads < 1 ? 1 : threads > 256 ? 256 : threads;
     p->thread = calloc((size_t)threads, sizeof *p->thread);
     if (!p->thread)
         return status_nomem("the worker pool", (size_t)threads * sizeof *p->thread);
@@ -254,6 +327,7 @@ void pool_stop(engine *e)
     free(p->ring);
     free(p->pending);
     free(p->updating);
+    free(p->block);
 }
 
 void pool_submit(engine *e, const work *w)
@@ -325,25 +399,25 @@ void pool_wait_idle(engine *e)
     pthread_mutex_unlock(&e->pool.lock);
 }
 
-float *pool_try_slab(engine *e)
+void *pool_try_slab(engine *e)
 {
     pthread_mutex_lock(&e->pool.lock);
-    float *slab = e->pool.n_free > 0 ? e->pool.free_slab[--e->pool.n_free] : NULL;
+    void *slab = e->pool.n_free > 0 ? e->pool.free_slab[--e->pool.n_free] : NULL;
     pthread_mutex_unlock(&e->pool.lock);
     return slab;
 }
 
-float *pool_wait_slab(engine *e)
+void *pool_wait_slab(engine *e)
 {
     pthread_mutex_lock(&e->pool.lock);
     while (e->pool.n_free == 0)
         pthread_cond_wait(&e->pool.done, &e->pool.lock);
-    float *slab = e->pool.free_slab[--e->pool.n_free];
+    void *slab = e->pool.free_slab[--e->pool.n_free];
     pthread_mutex_unlock(&e->pool.lock);
     return slab;
 }
 
-void pool_release_slab(engine *e, float *slab)
+void pool_release_slab(engine *e, void *slab)
 {
     pthread_mutex_lock(&e->pool.lock);
     e->pool.free_slab[e->pool.n_free++] = slab;

@@ -13,6 +13,13 @@
 typedef enum run_schedule { RUN_CONSTANT, RUN_LINEAR, RUN_COSINE, RUN_WSD } run_schedule;
 typedef enum run_bad_numbers { RUN_SKIP, RUN_STOP } run_bad_numbers;
 
+typedef enum run_gradients {
+    RUN_GRADIENTS_AUTO,
+    RUN_GRADIENTS_DEVICE,
+    RUN_GRADIENTS_HOST
+} run_gradients;
+typedef enum run_gradient_dtype { RUN_GRADIENT_FP32, RUN_GRADIENT_BF16 } run_gradient_dtype;
+
 typedef struct run_manifest {
     config *config; /* owned; sections "data" and "optimizer" also belong to plugins */
     const char *path;
@@ -51,7 +58,9 @@ typedef struct run_manifest {
     int64_t groups;                     /* -1: auto */
     int32_t activations;                /* tpl_policy, -1: auto */
     int32_t weight_buffers;             /* -1: auto */
-    int32_t optimizer_threads;          /* 0: all */
+    run_gradients gradients;
+    run_gradient_dtype gradient_dtype;
+    int32_t optimizer_threads; /* 0: all */
     /* log */
     int64_t logging_steps;
     /* checkpoint */

@@ -13,6 +13,8 @@ static const char *const inits[] = { "random", "pretrained", NULL };
 static const char *const bad_numbers[] = { "skip", "stop", NULL }; /* run_bad_numbers */
 static const char *const schedules[] = { "constant", "linear", "cosine", "wsd", NULL };
 static const char *const activations[] = { "auto", "keep", "select", "input", NULL };
+static const char *const gradients[] = { "auto", "device", "host", NULL }; /* run_gradients */
+static const char *const gradient_dtypes[] = { "fp32", "bf16", NULL }; /* run_gradient_dtype */
 
 #define MOST ((double)(INT64_C(1) << 53))
 #define FIELD(name)                                                                                \
@@ -92,6 +94,11 @@ static const run_key keys[] = {
       .doc = "What backward finds saved: everything, all but cheap operations, or units' inputs." },
     { "memory", "weight_buffers", RUN_KEY_INT, "auto", RANGE(2, 1024), .automatic = true,
       FIELD(weight_buffers), .doc = "Units whose weights are on the device at once." },
+    { "memory", "gradients", RUN_KEY_CHOICE, "auto", gradients, FIELD(gradients),
+      .doc = "Where gradients of several groups are summed: device or host memory; auto: the "
+             "fastest that fits." },
+    { "memory", "gradient_dtype", RUN_KEY_CHOICE, "fp32", gradient_dtypes, FIELD(gradient_dtype),
+      .doc = "What gradients, summed in FP32, leave the device as: fp32 or bf16." },
     { "memory", "optimizer_threads", RUN_KEY_INT, "0", RANGE(0, 4096), FIELD(optimizer_threads),
       .doc = "Threads that update weights; 0: as many as the process may use." },
 

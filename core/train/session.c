@@ -205,6 +205,9 @@ static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tok
                              .groups = run->groups,
                              .policy = run->activations,
                              .weight_buffers = run->weight_buffers,
+                             .gradients = (plan_gradients)run->gradients,
+                             .gradient_dtype =
+                                 run->gradient_dtype == RUN_GRADIENT_BF16 ? MT_BF16 : MT_F32,
                              .device_limit = run->memory_device,
                              .host_limit = run->memory_host,
                              .max_grad_norm = training ? run->max_grad_norm : 0,

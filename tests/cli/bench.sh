@@ -36,9 +36,10 @@ check 'every byte of the plan is listed' test "$(number device_bytes)" = \
 
 expect 0 '4 micro-batches of 64' 'no clipping' -- "${small[@]}" --tokens 256 train.micro_batch_size=1 \
     train.max_grad_norm=0 precision=bf16
-# Several groups need a gradient plane, one group without clipping none: the store is made again.
+# Several groups that are summed on the host need a gradient plane, one group without clipping none:
+# the store is made again.
 expect 0 ' groups, ' '64 tokens a step: 1 micro-batch of 64 in 1 group,' -- "${small[@]}" --tokens 1k,64 \
-    train.micro_batch_size=1 memory.activations=keep train.max_grad_norm=0 memory.gpu=2MiB
+    train.micro_batch_size=1 memory.activations=keep memory.gradients=host train.max_grad_norm=0 memory.gpu=2MiB
 check 'two stores' test "$(grep -c 'making a store' out)" = 2
 expect 0 '64 tokens a step: refused: memory.groups is 2' 'in 2 groups' -- "${small[@]}" --tokens 64,128 \
     memory.groups=2

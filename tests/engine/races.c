@@ -46,7 +46,13 @@ static outcome train(const world_options *o, int64_t n, uint64_t data)
 
 static void overlapped_equals_serial(void)
 {
-    enum { MODES = 24 };
+    enum { MODES = 48 };
+    static const struct {
+        plan_gradients sums;
+        mt_dtype dtype;
+    } grads[] = { { PLAN_GRADIENTS_DEVICE, MT_F32 },
+                  { PLAN_GRADIENTS_HOST, MT_BF16 },
+                  { PLAN_GRADIENTS_DEVICE, MT_BF16 } };
     int64_t n = (steps + MODES - 1) / MODES;
     n = n < 4 ? 4 : n;
     for (int mode = 0; mode < MODES; mode++) {
@@ -55,8 +61,10 @@ static void overlapped_equals_serial(void)
         o.request.compute = mode & 2 ? MT_BF16 : MT_F32;
         o.request.max_grad_norm = mode & 4 ? -1 : 1;
         o.frozen_norms = mode % 5 == 0;
-        o.request.groups = (int64_t[]){ 1, 2, 4 }[mode >> 3];
-        o.request.policy = mode % TPL_POLICIES;
+        o.request.groups = (int64_t[]){ 1, 2, 4 }[mode % 24 >> 3];
+        o.request.policy = (mode < 24 ? mode : mode / 3) % TPL_POLICIES;
+        o.request.gradients = mode < 24 ? PLAN_GRADIENTS_HOST : grads[mode % 3].sums;
+        o.request.gradient_dtype = mode < 24 ? MT_F32 : grads[mode % 3].dtype;
         o.request.weight_buffers = 2 + mode % 3;
         o.serial = true;
         outcome want = train(&o, n, 100);

@@ -56,6 +56,40 @@ static void policies_give_the_same_bits(void)
     }
 }
 
+static uint64_t hash_in(world_options o, int64_t groups, plan_gradients sums, double clip)
+{
+    o.request.groups = groups;
+    o.request.gradients = sums;
+    o.request.max_grad_norm = clip;
+    return hash_after(&o, o.vocab ? 1 : 3);
+}
+
+/* What is summed on the device is summed in the order of the micro-batches, however they are
+ * grouped; and a clipping that does nothing changes nothing, though gradients take another way. */
+static void device_sums_do_not_depend_on_groups(void)
+{
+    for (int mode = 0; mode < 10; mode++) {
+        world_options o = training(mode & 1 ? MT_BF16 : MT_F32);
+        o.tied = mode & 2;
+        o.request.gradient_dtype = mode & 4 ? MT_BF16 : MT_F32;
+        if (mode >= 8) { /* tables of several slices, some of which no token belongs to */
+            o.vocab = 17000;
+            o.tied = mode & 1;
+            o.request.gradient_dtype = mode & 1 ? MT_F32 : MT_BF16;
+        }
+        uint64_t want = hash_in(o, 1, PLAN_GRADIENTS_HOST, 1e9);
+        CHECK(hash_in(o, 1, PLAN_GRADIENTS_HOST, -1) == want, "mode %d", mode);
+        for (int64_t groups = 1; groups <= 4; groups += groups == 1 ? 2 : 1) {
+            CHECK(hash_in(o, groups, PLAN_GRADIENTS_DEVICE, 1e9) == want, "mode %d groups %d", mode,
+                  (int)groups);
+            CHECK(hash_in(o, groups, PLAN_GRADIENTS_DEVICE, -1) == want, "mode %d groups %d", mode,
+                  (int)groups);
+        }
+        uint64_t host = hash_in(o, 3, PLAN_GRADIENTS_HOST, 1e9);
+        CHECK(hash_in(o, 3, PLAN_GRADIENTS_HOST, -1) == host, "mode %d", mode);
+    }
+}
+
 /* Largest difference, relative to the largest gradient of all. */
 static double difference(const float *a, const float *b, int64_t n)
 {
@@ -65,6 +99,55 @@ static double difference(const float *a, const float *b, int64_t n)
         scale = fmax(scale, fabs((double)a[i]));
     }
     return worst / scale;
+}
+
+/* Gradients that leave as BF16 are those in FP32, rounded once; several contributions of a step are
+ * rounded each and added in FP32. */
+static void bf16_gradients_are_rounded_once(void)
+{
+    for (int mode = 0; mode < 4; mode++) {
+        world_options o = training(MT_F32);
+        world exact, rounded, host;
+        o.tied = mode & 1;
+        o.request.groups = mode & 2 ? 4 : 1;
+        o.request.gradients = PLAN_GRADIENTS_DEVICE;
+        world_open(&o, &exact);
+        o.request.gradient_dtype = MT_BF16;
+        world_open(&o, &rounded);
+        o.request.gradients = PLAN_GRADIENTS_HOST;
+        world_open(&o, &host);
+        step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
+        double l0, l1, sum = 0;
+        float *x = world_gradients(&exact, b, &l0), *y = world_gradients(&rounded, b, &l1);
+        float *z = world_gradients(&host, b, &l1);
+        int32_t embed = model_find_param(exact.m, "embed.weight");
+        int64_t from = world_offset(&exact, embed), to = from + exact.m->params[embed].elems;
+        int wrong = 0, different = 0;
+        for (int64_t i = 0; i < exact.m->total_params; i++) {
+            float want = mt_bf16_to_f32(mt_f32_to_bf16(x[i]));
+            bool two = o.tied && i >= from && i < to;
+            wrong += two ? fabs((double)y[i] - (double)x[i]) > 0.01 * fabs((double)x[i]) + 1e-3
+                         : y[i] != want;
+            different += y[i] != x[i];
+            sum += (double)y[i] * (double)y[i];
+        }
+        CHECK(l0 == l1 && wrong == 0 && different > 0, "mode %d: %d wrong, %d rounded", mode, wrong,
+              different);
+        CHECK(difference(x, z, exact.m->total_params) < 0.01, "mode %d", mode);
+        CHECK(mode & 2 || difference(y, z, exact.m->total_params) == 0, "mode %d", mode);
+        /* The norm is of what is applied. */
+        engine_result r;
+        step(&rounded, b, 1, &r);
+        CHECK(fabs(r.grad_norm - sqrt(sum)) < 1e-9 * sqrt(sum), "mode %d: %.12g %.12g", mode,
+              r.grad_norm, sqrt(sum));
+        free(x);
+        free(y);
+        free(z);
+        world_batch_free(b);
+        world_close(&exact);
+        world_close(&rounded);
+        world_close(&host);
+    }
 }
 
 static void cutting_a_step_changes_nothing(void)
@@ -89,6 +172,7 @@ static void cutting_a_step_changes_nothing(void)
                 o.request.micro_documents = 12;
                 o.request.micro_batches = cut[c].n;
                 o.request.groups = groups;
+                o.request.gradients = c % 2 ? PLAN_GRADIENTS_HOST : PLAN_GRADIENTS_DEVICE;
                 world_open(&o, &w);
                 step_batch *piece = world_recut(b, cut[c].documents, cut[c].n);
                 double loss;
@@ -148,11 +232,12 @@ static void a_tied_gradient_is_the_sum(void)
 
 static void the_norm_covers_each_parameter_once(void)
 {
-    for (int mode = 0; mode < 4; mode++) {
+    for (int mode = 0; mode < 8; mode++) {
         world_options o = training(MT_F32);
         world w;
         o.tied = mode & 1;
         o.request.groups = mode & 2 ? 2 : 1;
+        o.request.gradients = mode & 4 ? PLAN_GRADIENTS_DEVICE : PLAN_GRADIENTS_HOST;
         world_open(&o, &w);
         step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
         double loss, sum = 0;
@@ -177,11 +262,13 @@ static void set_one(world *w, const char *name, int64_t i, float x)
 
 static void an_infinite_weight_changes_no_state(void)
 {
-    for (int mode = 0; mode < 4; mode++) {
+    for (int mode = 0; mode < 16; mode++) {
         world_options o = training(mode & 1 ? MT_BF16 : MT_F32);
         world w;
         o.request.max_grad_norm = mode & 2 ? -1 : 1;
         o.request.groups = 2;
+        o.request.gradients = mode & 4 ? PLAN_GRADIENTS_DEVICE : PLAN_GRADIENTS_HOST;
+        o.request.gradient_dtype = mode & 8 ? MT_BF16 : MT_F32;
         world_open(&o, &w);
         step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
         set_one(&w, "layers.1.up.weight", 3, INFINITY);
@@ -222,10 +309,12 @@ static void make_gradient_overflow(world *w)
 
 static void an_infinite_gradient_is_never_applied(void)
 {
-    for (int clip = 0; clip < 2; clip++) {
+    for (int mode = 0; mode < 4; mode++) {
+        bool clip = mode & 1;
         world_options o = training(MT_F32);
         world w;
         o.request.max_grad_norm = clip ? 1 : -1;
+        o.request.gradient_dtype = mode & 2 ? MT_BF16 : MT_F32;
         world_open(&o, &w);
         step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
         make_gradient_overflow(&w);
@@ -292,10 +381,11 @@ static void training_lowers_the_loss(void)
 
 static void unused_rows_decay_all_the_same(void)
 {
-    for (int mode = 0; mode < 2; mode++) {
+    for (int mode = 0; mode < 4; mode++) {
         world_options o = training(MT_F32);
         world w;
-        o.request.max_grad_norm = mode ? -1 : 1;
+        o.request.max_grad_norm = mode & 1 ? -1 : 1;
+        o.request.gradient_dtype = mode & 2 ? MT_BF16 : MT_F32;
         world_open(&o, &w);
         step_batch *b = world_batch(1, 4, 24, 3, WORLD_VOCAB / 2);
         int32_t embed = model_find_param(w.m, "embed.weight");
@@ -416,6 +506,8 @@ static void traffic_is_counted(void)
 int main(void)
 {
     RUN(policies_give_the_same_bits);
+    RUN(device_sums_do_not_depend_on_groups);
+    RUN(bf16_gradients_are_rounded_once);
     RUN(cutting_a_step_changes_nothing);
     RUN(a_tied_gradient_is_the_sum);
     RUN(the_norm_covers_each_parameter_once);

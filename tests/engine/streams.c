@@ -8,6 +8,7 @@
 #include "core/base/status.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <unistd.h>
 
 static world_options training(void)
@@ -19,7 +20,7 @@ static world_options training(void)
 
 static void bytes_are_as_planned(void)
 {
-    for (int mode = 0; mode < 32; mode++) {
+    for (int mode = 0; mode < 128; mode++) {
         world_options o = training();
         world w;
         o.tied = mode & 1;
@@ -29,6 +30,8 @@ static void bytes_are_as_planned(void)
         o.request.training = !(mode & 16);
         o.request.context = mode & 16 ? 40 : 0;
         o.request.policy = mode % 3;
+        o.request.gradients = mode & 32 ? PLAN_GRADIENTS_DEVICE : PLAN_GRADIENTS_HOST;
+        o.request.gradient_dtype = mode & 64 ? MT_BF16 : MT_F32;
         world_open(&o, &w);
         int64_t bytes[PLAN_TIERS], listed[PLAN_TIERS] = { 0 };
         engine_bytes(w.e, bytes);
@@ -55,6 +58,104 @@ static void the_store_takes_12_bytes_a_parameter(void)
     world_open(&o, &w);
     double each = (double)w.s->region_bytes / (double)w.m->total_params;
     CHECK(each >= 12.0 && each < 12.36, "%g", each);
+    world_close(&w);
+}
+
+static int64_t item_bytes(const plan *p, const char *name)
+{
+    for (int32_t i = 0; i < p->n_items; i++)
+        if (strcmp(p->item[i].name, name) == 0)
+            return p->item[i].bytes;
+    return 0;
+}
+
+/* Host memory of a larger model, per parameter, in four groups. */
+static double host_bytes(double clip, plan_gradients sums, mt_dtype dtype, plan **ret)
+{
+    world_options o = training();
+    static world large;
+    o.hidden = 2048;
+    o.blocks = 16;
+    o.vocab = 32000;
+    if (!large.m)
+        world_model(&o, &large);
+    o.request.compute = MT_BF16;
+    o.request.micro_tokens = 8192;
+    o.request.groups = 4;
+    o.request.policy = TPL_INPUT;
+    o.request.max_grad_norm = clip;
+    o.request.gradients = sums;
+    o.request.gradient_dtype = dtype;
+    if (world_plan(&o, large.m, ret) < 0)
+        world_fail("plan_create");
+    return (double)(*ret)->tier_bytes[PLAN_HOST] / (double)large.m->total_params;
+}
+
+static void gradients_live_where_they_should(void)
+{
+    const plan_gradients HOST = PLAN_GRADIENTS_HOST, DEVICE = PLAN_GRADIENTS_DEVICE;
+    plan *p;
+    double each = host_bytes(-1, DEVICE, MT_F32, &p), n = (double)p->m->total_params;
+    CHECK(p->device_sums && each >= 12 && each <= 12.5, "%g bytes a parameter", each);
+    CHECK((double)item_bytes(p, "gradient sums") >= 4 * n && !item_bytes(p, "gradient buffers"));
+    plan_destroy(p);
+    each = host_bytes(-1, PLAN_GRADIENTS_AUTO, MT_F32, &p);
+    CHECK(p->device_sums && each <= 12.5, "%g bytes a parameter", each);
+    plan_destroy(p);
+    each = host_bytes(-1, HOST, MT_F32, &p);
+    CHECK(!p->device_sums && each >= 16 && each <= 16.5, "%g bytes a parameter", each);
+    plan_destroy(p);
+    each = host_bytes(1, DEVICE, MT_F32, &p);
+    CHECK(each >= 16 && each <= 16.5, "%g bytes a parameter", each);
+    plan_destroy(p);
+    each = host_bytes(1, DEVICE, MT_BF16, &p);
+    CHECK(each >= 14 && each <= 14.5, "%g bytes a parameter", each);
+    CHECK(item_bytes(p, "gradient buffers") > 0 && !plan_needs_grad_plane(p));
+    plan_destroy(p);
+}
+
+/* Without the memory for it, gradients are not summed on the device unless that is asked for. */
+static void sums_go_where_they_fit(void)
+{
+    world_options o = training();
+    world any;
+    plan *p;
+    world_model(&o, &any);
+    o.request.groups = 4;
+    o.request.policy = TPL_INPUT;
+    o.request.gradients = PLAN_GRADIENTS_DEVICE;
+    CHECK(world_plan(&o, any.m, &p) == MT_OK);
+    int64_t need = p->tier_bytes[PLAN_DEVICE];
+    plan_destroy(p);
+    o.request.gradients = PLAN_GRADIENTS_AUTO;
+    o.request.device_limit = need;
+    CHECK(world_plan(&o, any.m, &p) == MT_OK && p->device_sums);
+    plan_destroy(p);
+    o.request.device_limit = need - 1;
+    CHECK(world_plan(&o, any.m, &p) == MT_OK && !p->device_sums);
+    plan_destroy(p);
+    o.request.gradients = PLAN_GRADIENTS_DEVICE;
+    CHECK(world_plan(&o, any.m, &p) == MT_ERR_NOMEM);
+    CHECK(strstr(status_text(), "memory.gradients: auto") != NULL, "%s", status_text());
+    world_close(&any);
+}
+
+static void a_backend_without_narrow_has_fp32_gradients(void)
+{
+    world_options o = training();
+    world w;
+    void *device;
+    mt_backend old = *world_backend(&device);
+    plan *p = NULL;
+    plan_profile f = { 1e11, 5e10, 1e10, 1e10, 1e10 };
+    world_open(&o, &w);
+    plan_request r = w.p->request;
+    old.struct_size = offsetof(mt_backend, narrow);
+    CHECK(plan_create(w.m, &r, &f, &old, device, &p) == MT_OK && p);
+    plan_destroy(p);
+    r.gradient_dtype = MT_BF16;
+    CHECK(plan_create(w.m, &r, &f, &old, device, &p) == MT_ERR_UNSUPPORTED);
+    CHECK(strstr(status_text(), "memory.gradient_dtype") != NULL, "%s", status_text());
     world_close(&w);
 }
 
@@ -358,6 +459,9 @@ int main(void)
 {
     RUN(bytes_are_as_planned);
     RUN(the_store_takes_12_bytes_a_parameter);
+    RUN(gradients_live_where_they_should);
+    RUN(sums_go_where_they_fit);
+    RUN(a_backend_without_narrow_has_fp32_gradients);
     RUN(a_tight_limit_gives_a_mixed_plan);
     RUN(weights_arrive_while_the_unit_below_computes);
     RUN(evaluation_takes_any_number_of_batches);
