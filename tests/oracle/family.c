@@ -4,7 +4,7 @@
  * writes: loss, logits and the gradient of every parameter; first unit by unit, without the engine,
  * then streamed, in several packings, groups and activation policies, and token by token.
  *
- *     oracle-family PLUGIN_DIR FIXTURES_DIR/FAMILY
+ *     oracle-family PLUGIN_DIR FIXTURES_DIR/FAMILY [DEVICE]
  */
 #include "../../core/base/status.h"
 #include "../../core/engine/engine.h"
@@ -368,15 +368,15 @@ static void check_family(void)
 
 int main(int argc, char **argv)
 {
-    if (argc != 3) {
-        fprintf(stderr, "usage: %s PLUGIN_DIR FIXTURES_DIR/FAMILY\n", argv[0]);
+    if (argc != 3 && argc != 4) {
+        fprintf(stderr, "usage: %s PLUGIN_DIR FIXTURES_DIR/FAMILY [DEVICE]\n", argv[0]);
         return 2;
     }
     fixtures = argv[2];
-    const char *dirs[] = { argv[1] };
+    const char *dirs[] = { argv[1] }, *kind = argc == 4 ? argv[3] : "cpu";
     const void *table = NULL;
     mt_status st = registry_init(dirs, 1);
-    if (!st && !(st = registry_find(PLUGIN_BACKEND, "cpu", MT_BACKEND_INTERFACE, &table, NULL))) {
+    if (!st && !(st = registry_find(PLUGIN_BACKEND, kind, MT_BACKEND_INTERFACE, &table, NULL))) {
         backend = table;
         st = backend->open(0, 2, &device);
     }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Published Llamas, configured from their hyper-parameters: exact numbers of parameters, bytes of
- * the host store, FLOPs of a trained token.
+ * the host store, FLOPs of a trained token. For every model type what its defaults are, and which
+ * layers attend in a window.
  *
- *     oracle-llama-sizes PLUGIN_DIR
+ *     oracle-sizes PLUGIN_DIR
  */
 #include "../../core/base/status.h"
 #include "../../core/host/store.h"
@@ -83,22 +84,91 @@ static void releases(void)
         check_release(&list[i]);
 }
 
-/* Every key has the default that transformers gives it: an empty configuration is Llama-1 7B. */
+static mt_status create(const char *type, const char *yaml, config **ret_config, model **ret)
+{
+    const void *table = NULL;
+    mt_status st = registry_find(PLUGIN_ARCH, type, MT_ARCH_INTERFACE, &table, NULL);
+    if (!st)
+        st = config_parse_yaml(yaml, strlen(yaml), type, ret_config);
+    if (!st)
+        st = model_create(table, config_section(*ret_config, ""), ret);
+    CHECK(!st, "%s: %s", type, status_text());
+    return st;
+}
+
+/* Every key has the default of transformers' configuration class. */
 static void defaults(void)
 {
-    config *c = NULL;
-    model *m = NULL;
-    mt_status st = config_parse_yaml("{}", 2, "empty", &c);
-    if (!st)
-        st = model_create(arch, config_section(c, ""), &m);
-    CHECK(!st, "%s", status_text());
-    if (!st) {
-        CHECK(m->total_params == 6738415616, "%lld parameters", (long long)m->total_params);
-        CHECK(m->vocab == 32000 && m->max_positions == 2048, "vocabulary %lld, positions %lld",
-              (long long)m->vocab, (long long)m->max_positions);
+    static const struct {
+        const char *type;
+        int64_t params, vocab, positions;
+    } list[] = {
+        { "llama", 6738415616, 32000, 2048 },          { "mistral", 7241732096, 32000, 131072 },
+        { "ministral", 7241732096, 32000, 131072 },    { "ministral3", 8489553920, 131072, 262144 },
+        { "qwen2", 12049846272, 151936, 32768 },       { "qwen3", 12049461248, 151936, 32768 },
+        { "gemma", 8537680896, 256000, 8192 },         { "gemma2", 2614341888, 256000, 8192 },
+        { "gemma3_text", 2628658432, 262208, 131072 },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        char yaml[64];
+        config *c = NULL;
+        model *m = NULL;
+        snprintf(yaml, sizeof yaml, "model_type: %s\n", list[i].type);
+        if (!create(list[i].type, yaml, &c, &m)) {
+            CHECK(m->total_params == list[i].params, "%s: %lld parameters, expected %lld",
+                  list[i].type, (long long)m->total_params, (long long)list[i].params);
+            CHECK(m->vocab == list[i].vocab && m->max_positions == list[i].positions,
+                  "%s: vocabulary %lld, positions %lld", list[i].type, (long long)m->vocab,
+                  (long long)m->max_positions);
+        }
+        model_destroy(m);
+        config_destroy(c);
     }
-    model_destroy(m);
-    config_destroy(c);
+}
+
+/* The window of every layer: a digit for each of the first nine layers, 0: none, 1: `window`. */
+static void windows(void)
+{
+    static const struct {
+        const char *type, *yaml;
+        int64_t window;
+        const char *layers;
+    } list[] = {
+        { "llama", "model_type: llama", 1, "000000000" },
+        { "mistral", "model_type: mistral", 4096, "111111111" },
+        { "mistral", "{ model_type: mistral, sliding_window: null }", 1, "000000000" },
+        { "mistral", "{ model_type: mistral, sliding_window: 77 }", 77, "111111111" },
+        { "ministral",
+          "{ model_type: ministral, num_hidden_layers: 3, layer_types: [sliding_attention, "
+          "full_attention, sliding_attention] }",
+          4096, "101" },
+        { "ministral3", "model_type: ministral3", 1, "000000000" },
+        { "qwen2", "{ model_type: qwen2, sliding_window: 77 }", 1, "000000000" },
+        { "qwen2",
+          "{ model_type: qwen2, use_sliding_window: true, sliding_window: 77, max_window_layers: "
+          "4 }",
+          77, "000011111" },
+        { "qwen3", "{ model_type: qwen3, use_sliding_window: true, max_window_layers: 8 }", 4096,
+          "000000001" },
+        { "gemma", "model_type: gemma", 1, "000000000" },
+        { "gemma2", "model_type: gemma2", 4096, "101010101" },
+        { "gemma3_text", "{ model_type: gemma3_text, sliding_window: 512 }", 512, "111110111" },
+        { "gemma3_text", "{ model_type: gemma3_text, sliding_window_pattern: 3 }", 4096,
+          "110110110" },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        config *c = NULL;
+        model *m = NULL;
+        if (!create(list[i].type, list[i].yaml, &c, &m))
+            for (int32_t k = 0; list[i].layers[k]; k++) {
+                int64_t want = list[i].layers[k] == '1' ? list[i].window : 0;
+                CHECK(m->units[k + 1].t->attn_window == want,
+                      "%s: layer %d sees %lld keys, expected %lld", list[i].yaml, k,
+                      (long long)m->units[k + 1].t->attn_window, (long long)want);
+            }
+        model_destroy(m);
+        config_destroy(c);
+    }
 }
 
 int main(int argc, char **argv)
@@ -119,6 +189,7 @@ int main(int argc, char **argv)
     arch = table;
     RUN(releases);
     RUN(defaults);
+    RUN(windows);
     registry_finish();
     return check_done();
 }
