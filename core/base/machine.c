@@ -188,26 +188,95 @@ double machine_cpu_quota_at(const char *root)
     return isfinite(least) ? least : -1;
 }
 
-int32_t machine_cpus(void)
+/* Processors of the affinity mask, ascending; ret_cpus may be NULL. */
+static int32_t allowed_cpus(int32_t *ret_cpus, int32_t most)
 {
+    int32_t n = 0;
     /* The mask of a large machine does not fit a cpu_set_t: the kernel then says EINVAL. */
-    double n = 1;
     for (size_t cpus = 1024; cpus <= 1 << 16; cpus *= 4) {
         cpu_set_t *set = CPU_ALLOC(cpus);
         if (!set)
             break;
         size_t size = CPU_ALLOC_SIZE(cpus);
         bool good = sched_getaffinity(0, size, set) == 0;
-        if (good)
-            n = CPU_COUNT_S(size, set);
+        for (size_t i = 0; good && i < cpus; i++)
+            if (CPU_ISSET_S(i, size, set)) {
+                if (ret_cpus && n < most)
+                    ret_cpus[n] = (int32_t)i;
+                n++;
+            }
         CPU_FREE(set);
         if (good)
             break;
     }
-    double quota = machine_cpu_quota_at("");
+    return n;
+}
+
+int32_t machine_cpus(void)
+{
+    double n = allowed_cpus(NULL, 0), quota = machine_cpu_quota_at("");
     if (quota > 0)
         n = fmin(n, ceil(quota));
     return n > 1 ? (int32_t)n : 1;
+}
+
+/* The lowest-numbered processor of the same physical core; itself where the system does not say. */
+static int32_t core_of(const char *root, int32_t cpu)
+{
+    char path[PATH_SIZE], line[256];
+    snprintf(path, sizeof path,
+             "%.3000s/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", root, cpu);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return cpu;
+    int32_t core = cpu;
+    if (fgets(line, sizeof line, f) && line[0] >= '0' && line[0] <= '9')
+        core = (int32_t)strtol(line, NULL, 10);
+    fclose(f);
+    return core;
+}
+
+void machine_order_cpus_at(const char *root, int32_t *cpus, int32_t n)
+{
+    int32_t *core = calloc((size_t)n + 1, 2 * sizeof *core), *sorted = core + n, done = 0;
+    if (!core)
+        return;
+    for (int32_t i = 0; i < n; i++)
+        core[i] = core_of(root, cpus[i]);
+    /* Round r takes the processor of every core that has r others of that core before it. */
+    for (int32_t r = 0; done < n; r++)
+        for (int32_t i = 0; i < n; i++) {
+            int32_t before = 0;
+            for (int32_t k = 0; k < i; k++)
+                before += core[k] == core[i];
+            if (before == r)
+                sorted[done++] = cpus[i];
+        }
+    memcpy(cpus, sorted, (size_t)n * sizeof *cpus);
+    free(core);
+}
+
+int32_t machine_own_cpus(int32_t *ret_cpus, int32_t most)
+{
+    int32_t n = allowed_cpus(ret_cpus, most);
+    double quota = machine_cpu_quota_at("");
+    if (n > most || (quota > 0 && quota < n))
+        return 0;
+    machine_order_cpus_at("", ret_cpus, n);
+    return n;
+}
+
+bool machine_bind_thread(int32_t cpu)
+{
+    size_t size = CPU_ALLOC_SIZE((size_t)cpu + 1);
+    cpu_set_t *set = CPU_ALLOC((size_t)cpu + 1);
+    if (!set)
+        return false;
+    CPU_ZERO_S(size, set);
+    CPU_SET_S((size_t)cpu, size, set);
+    bool good = sched_setaffinity(0, size, set) == 0;
+    CPU_FREE(set);
+    return good;
 }
 
 int64_t machine_rss(void)

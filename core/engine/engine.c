@@ -191,7 +191,7 @@ mt_status engine_create(const engine_config *config, engine **ret)
     if (st == MT_OK)
         st = pass_start(e);
     if (st == MT_OK)
-        st = pool_start(e, config->optim_threads);
+        st = pool_start(e, config->optim_threads, config->bind_workers);
     if (st == MT_OK)
         st = lander_start(e);
     if (st < 0) {

@@ -19,6 +19,7 @@ typedef struct engine_config {
     const mt_optim *optim;   /* NULL for inference */
     const void *optim_state; /* what optim->create returned */
     int32_t optim_threads;   /* <= 0: all that this process may use */
+    bool bind_workers;       /* to processors of their own, where there are enough */
     bool serial;             /* one queue, no overlap: the reference for every race test */
     uint64_t chaos; /* != 0: random delays in every queue and worker, freed buffers poisoned */
     const char *trace_path; /* NULL: no trace */

@@ -282,7 +282,7 @@ mt_status trace_check(const engine *e);
 mt_status trace_write(engine *e);
 
 /* workers.c */
-mt_status pool_start(engine *e, int32_t threads);
+mt_status pool_start(engine *e, int32_t threads, bool bind);
 void pool_stop(engine *e);
 void pool_submit(engine *e, const work *w);
 void pool_wait_param(engine *e, int32_t param);

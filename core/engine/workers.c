@@ -6,6 +6,7 @@
  */
 #include "internal.h"
 
+#include "../base/log.h"
 #include "../base/machine.h"
 #include "../base/status.h"
 
@@ -14,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { BLOCK_ELEMS = 1 << 14 };
+enum { BLOCK_ELEMS = 1 << 14, MAX_CPUS = 1024 };
 
 /* ---- one slice -------------------------------------------------------------------------------
  */
@@ -235,6 +236,7 @@ static void finish_slice(engine *e, const work *w, mt_status st, const char *err
 typedef struct worker_arg {
     engine *e;
     int32_t index;
+    int32_t cpu; /* -1: any */
 } worker_arg;
 
 static void *worker_main(void *arg)
@@ -244,6 +246,9 @@ static void *worker_main(void *arg)
     pool *p = &e->pool;
     uint64_t rng = e->chaos + 1000u + (uint64_t)a.index;
     free(arg);
+    if (a.cpu >= 0 && !machine_bind_thread(a.cpu))
+        log_write(MT_LOG_DEBUG, "optimizer worker %d cannot be bound to processor %d", a.index,
+                  a.cpu);
     pthread_mutex_lock(&p->lock);
     for (;;) {
         while (p->head == p->tail && !p->stop)
@@ -266,8 +271,28 @@ static void *worker_main(void *arg)
     return NULL;
 }
 
-mt_status pool_start(engine *e, int32_t threads)
+/* Processors for the workers to stay on, false where they had better be left to the scheduler:
+ * where there are too few for one each, or where others use them too. Compute threads of a device
+ * that is the host itself need some left. */
+static bool choose_cpus(const engine *e, int32_t *ret_cpus, int32_t workers)
 {
+    mt_device_info info = { .struct_size = sizeof info };
+    e->b->info(e->dev, &info);
+    int32_t n = machine_own_cpus(ret_cpus, MAX_CPUS);
+    int32_t compute = info.unified ? (int32_t)info.compute_threads : 0;
+    if (n - compute < workers) {
+        log_write(MT_LOG_DEBUG,
+                  "%d optimizer workers are not bound: %d processors of this process's own, %d for "
+                  "compute",
+                  workers, n, compute);
+        return false;
+    }
+    return true;
+}
+
+mt_status pool_start(engine *e, int32_t threads, bool bind)
+{
+    int32_t cpus[MAX_CPUS];
     pool *p = &e->pool;
     size_t n = (size_t)e->m->n_params;
     /* At most one update and one sum of a parameter wait at a time, and one piece per slab. */
@@ -299,11 +324,12 @@ mt_status pool_start(engine *e, int32_t threads)
     if (!p->thread)
         return status_nomem("the worker pool", (size_t)threads * sizeof *p->thread);
     p->n_threads = threads;
+    bind = bind && choose_cpus(e, cpus, threads);
     for (; p->n_started < threads; p->n_started++) {
         worker_arg *arg = malloc(sizeof *arg);
         if (!arg)
             return status_nomem("the worker pool", sizeof *arg);
-        *arg = (worker_arg){ e, p->n_started };
+        *arg = (worker_arg){ e, p->n_started, bind ? cpus[p->n_started] : -1 };
         int err = pthread_create(&p->thread[p->n_started], NULL, worker_main, arg);
         if (err) {
             free(arg);

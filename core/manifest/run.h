@@ -18,6 +18,7 @@ typedef enum run_gradients {
     RUN_GRADIENTS_DEVICE,
     RUN_GRADIENTS_HOST
 } run_gradients;
+typedef enum run_bind { RUN_BIND_AUTO, RUN_BIND_OFF } run_bind;
 typedef enum run_gradient_dtype { RUN_GRADIENT_FP32, RUN_GRADIENT_BF16 } run_gradient_dtype;
 
 typedef struct run_manifest {
@@ -61,6 +62,7 @@ typedef struct run_manifest {
     run_gradients gradients;
     run_gradient_dtype gradient_dtype;
     int32_t optimizer_threads; /* 0: all */
+    run_bind bind_workers;
     /* log */
     int64_t logging_steps;
     /* checkpoint */

@@ -215,6 +215,7 @@ static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tok
                              .n_states = training ? s->n_states : 0 };
     memcpy(request.states, s->states, sizeof request.states);
     s->optim_threads = run->optimizer_threads;
+    s->bind_workers = run->bind_workers == RUN_BIND_AUTO;
     return make_plan(s, &request);
 }
 
@@ -288,6 +289,7 @@ mt_status session_start(session *s, const session_engine_options *options)
                                   .optim = r->training ? s->optim : NULL,
                                   .optim_state = s->optim_state,
                                   .optim_threads = s->optim_threads,
+                                  .bind_workers = s->bind_workers,
                                   .serial = options->serial,
                                   .chaos = options->chaos,
                                   .trace_path = options->trace };

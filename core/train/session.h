@@ -40,6 +40,7 @@ typedef struct session {
     store *store;
     engine *engine;
     int32_t optim_threads;
+    bool bind_workers;
 } session;
 
 /* How a run is executed rather than what it computes. */

@@ -222,6 +222,58 @@ static void test_cgroup1(void)
     CHECK(machine_memory_limit_at(root) == 16384 * 1024);
 }
 
+static void test_cpu_order(void)
+{
+    /* Eight processors on four cores, of which the process may use seven. */
+    for (int i = 0; i < 8; i++) {
+        char path[128], text[16];
+        snprintf(path, sizeof path, "sys/devices/system/cpu/cpu%d/topology/thread_siblings_list",
+                 i);
+        snprintf(text, sizeof text, i & 4 ? "%d,%d\n" : "%d-%d\n", i & 3, (i & 3) + 4);
+        put(path, text);
+    }
+    int32_t cpus[] = { 0, 1, 2, 4, 5, 6, 7 };
+    static const int32_t want[] = { 0, 1, 2, 7, 4, 5, 6 };
+    machine_order_cpus_at(root, cpus, 7);
+    CHECK(memcmp(cpus, want, sizeof want) == 0, "%d %d %d %d ...", cpus[0], cpus[1], cpus[2],
+          cpus[3]);
+    int32_t unknown[] = { 3, 100, 101 };
+    machine_order_cpus_at("/nowhere", unknown, 3);
+    CHECK(unknown[0] == 3 && unknown[1] == 100 && unknown[2] == 101);
+}
+
+typedef struct bound {
+    int32_t cpu;
+    bool good;
+    int32_t left; /* processors afterwards */
+} bound;
+
+static void *bind_one(void *arg)
+{
+    bound *b = arg;
+    b->good = machine_bind_thread(b->cpu);
+    b->left = machine_cpus();
+    return NULL;
+}
+
+static void test_binding(void)
+{
+    enum { MOST = 1024 };
+    static int32_t cpus[MOST];
+    int32_t n = machine_own_cpus(cpus, MOST);
+    CHECK(n == 0 || n >= machine_cpus());
+    CHECK(machine_own_cpus(cpus, 0) == 0);
+    if (n == 0)
+        return; /* a quota: nothing is bound here */
+    pthread_t thread;
+    bound b = { .cpu = cpus[n - 1] };
+    CHECK(pthread_create(&thread, NULL, bind_one, &b) == 0);
+    pthread_join(thread, NULL);
+    CHECK(!b.good || b.left == 1, "%d processors are left", b.left);
+    CHECK(machine_own_cpus(cpus, MOST) == n, "other threads keep theirs");
+    CHECK(!machine_bind_thread(60000));
+}
+
 static void test_process(void)
 {
     CHECK(machine_memory_limit() > 1 << 20 && machine_memory_available() > 0);
@@ -250,6 +302,8 @@ int main(void)
     RUN(test_sequence);
     RUN(test_cgroup2);
     RUN(test_cgroup1);
+    RUN(test_cpu_order);
+    RUN(test_binding);
     RUN(test_process);
     char command[300];
     snprintf(command, sizeof command, "rm -rf '%s'", root);
