@@ -85,5 +85,7 @@ enum { CPU_ROWS_PER_TASK = 64 };
 extern const cpu_op cpu_op_embedding, cpu_op_linear, cpu_op_attention, cpu_op_linear_cross_entropy;
 extern const cpu_op cpu_op_rmsnorm, cpu_op_rope, cpu_op_act, cpu_op_glu, cpu_op_add, cpu_op_mul,
     cpu_op_scale;
+extern const cpu_op cpu_op_router, cpu_op_dispatch, cpu_op_grouped_linear, cpu_op_combine,
+    cpu_op_slice, cpu_op_concat;
 
 #endif

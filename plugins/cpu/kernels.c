@@ -15,6 +15,12 @@
     X(add)                                                                                         \
     X(mul)                                                                                         \
     X(scale)                                                                                       \
+    X(slice)                                                                                       \
+    X(concat)                                                                                      \
+    X(router)                                                                                      \
+    X(dispatch)                                                                                    \
+    X(grouped_linear)                                                                              \
+    X(combine)                                                                                     \
     X(attention)                                                                                   \
     X(linear_cross_entropy)
 

@@ -30,6 +30,8 @@ static mt_rope_attr rope_attr(int32_t dim, int32_t rotary, mt_rope_pairing pairi
     return a;
 }
 
+static const mt_act_attr silu = { .kind = MT_ACT_SILU };
+
 static mt_status embedding(mt_builder *b, const void *arch, const void *arg)
 {
     (void)arch, (void)arg;
@@ -195,6 +197,107 @@ static mt_status block(mt_builder *b, const void *arch, const void *arg)
     return MT_OK;
 }
 
+/* Slices that become views (they cover one value), of which one is sliced again, and such that do
+ * not: of an input, overlapping, of heads, of an output. */
+static mt_status slices(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch, (void)arg;
+    mt_val x = mt_input(b, 0, H);
+    mt_val left = mt_linear(b, x, weight(b, "left", 9, H), MT_NONE);
+    mt_val right = mt_linear(b, x, weight(b, "right", 4, H), MT_NONE);
+    mt_val first = mt_slice(b, left, 1, 0, 3), rest = mt_slice(b, left, 1, 3, 6);
+    mt_val second = mt_slice(b, rest, 1, 0, 3), third = mt_slice(b, rest, 1, 3, 3);
+    mt_val product = mt_mul(b, mt_mul(b, first, second), mt_act(b, third, &silu));
+    mt_val more = mt_mul(b, mt_slice(b, right, 1, 0, 3), mt_slice(b, right, 1, 1, 3));
+    mt_val heads = mt_mul(b, mt_slice(b, x, 2, 1, 3), mt_slice(b, x, 1, 4, 6));
+    mt_val out = mt_linear(b, heads, weight(b, "w", H, 6), MT_NONE);
+    mt_output(b, 0, out);
+    mt_output(b, 1, mt_add(b, mt_add(b, product, more), mt_slice(b, out, 1, 7, 3)));
+    mt_output(b, 2, mt_slice(b, x, 1, 9, 1));
+    return MT_OK;
+}
+
+static mt_status concat(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch, (void)arg;
+    mt_val x = mt_input(b, 0, 6), in[3] = { x, mt_input(b, 1, 2), mt_act(b, x, &silu) };
+    mt_concat_attr heads = { .heads = 3, .shared = 2, .cols = { 2, 2, 2 } }, whole = { .heads = 1 };
+    mt_val c = mt_concat(b, in, 3, &heads);
+    mt_val two[2] = { c, in[1] };
+    whole.cols[0] = 18;
+    whole.cols[1] = 2;
+    mt_output(b, 0, c);
+    mt_output(b, 1, mt_concat(b, two, 2, &whole));
+    return MT_OK;
+}
+
+/* Multi-head latent attention of DeepSeek: keys and values from a shared latent, one rotary key
+ * for all heads, queries and keys wider than values. */
+static mt_status mla(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch, (void)arg;
+    enum { HEADS = 3, NOPE = 4, ROPE = 2, V = 3, LATENT = 5, Q_LATENT = 7 };
+    mt_rmsnorm_attr norm_attr = { 1e-6, MT_NORM_ROUND_THEN_SCALE, 1 };
+    mt_rope_attr r = rope_attr(ROPE, ROPE, MT_ROPE_INTERLEAVED);
+    mt_val x = mt_input(b, 0, H);
+    mt_val q = mt_linear(b, x, weight(b, "q_a", Q_LATENT, H), MT_NONE);
+    mt_val kv = mt_linear(b, x, weight(b, "kv_a", LATENT + ROPE, H), MT_NONE);
+    q = mt_rmsnorm(b, q, mt_vector(b, "q_norm", Q_LATENT, MT_INIT_ONES), &norm_attr);
+    q = mt_linear(b, q, weight(b, "q_b", HEADS * (NOPE + ROPE), Q_LATENT), MT_NONE);
+    mt_val latent = mt_rmsnorm(b, mt_slice(b, kv, 1, 0, LATENT),
+                               mt_vector(b, "kv_norm", LATENT, MT_INIT_ONES), &norm_attr);
+    mt_val k_rope = mt_rope(b, mt_slice(b, kv, 1, LATENT, ROPE), &r, 1);
+    kv = mt_linear(b, latent, weight(b, "kv_b", HEADS * (NOPE + V), LATENT), MT_NONE);
+    mt_val q_parts[2] = { mt_slice(b, q, HEADS, 0, NOPE),
+                          mt_rope(b, mt_slice(b, q, HEADS, NOPE, ROPE), &r, HEADS) };
+    mt_val k_parts[2] = { mt_slice(b, kv, HEADS, 0, NOPE), k_rope };
+    mt_concat_attr join = { .heads = HEADS, .cols = { NOPE, ROPE } };
+    q = mt_concat(b, q_parts, 2, &join);
+    join.shared = 2;
+    mt_val k = mt_concat(b, k_parts, 2, &join), v = mt_slice(b, kv, HEADS, NOPE, V);
+    mt_val o = mt_attention(b, q, k, v, MT_NONE,
+                            &(mt_attn_attr){ HEADS, HEADS, NOPE + ROPE, V, 0.4, 0, 0 });
+    mt_output(b, 0, mt_add(b, x, mt_linear(b, o, weight(b, "o", H, HEADS * V), MT_NONE)));
+    return MT_OK;
+}
+
+/* Router, experts with stacked gate and up, a shared expert behind a gate of its own. */
+static mt_status moe(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    const zoo_moe *m = arg;
+    enum { N = 3 };
+    const char *const name[] = { "gate_up_bias", "down_bias" };
+    mt_val x = mt_input(b, 0, H), bias[2] = { MT_NONE, MT_NONE }, correction = MT_NONE;
+    if (m->corrected) {
+        mt_param_info p = { .struct_size = sizeof p,
+                            .flags = MT_PARAM_FROZEN,
+                            .name = "correction",
+                            .cols = m->experts };
+        correction = b->api->param(b, &p);
+    }
+    for (int i = 0; i < 2 && m->biased; i++)
+        bias[i] = weight(b, name[i], m->experts, i ? H : 2 * N);
+    mt_val h = mt_rmsnorm(b, x, mt_vector(b, "norm", H, MT_INIT_ONES),
+                          &(mt_rmsnorm_attr){ 1e-6, MT_NORM_FP32_SCALE, 1 });
+    mt_val logits = mt_linear(b, h, weight(b, "router", m->experts, H), MT_NONE);
+    mt_routing r = mt_router(b, logits, correction, &m->router);
+    mt_val rows = mt_dispatch(b, h, &r);
+    mt_val both =
+        mt_grouped_linear(b, rows, weight(b, "gate_up", m->experts * 2 * N, H), bias[0], &r);
+    mt_val a = mt_glu(b, mt_slice(b, both, 1, 0, N), mt_slice(b, both, 1, N, N), &m->act);
+    mt_val y = mt_grouped_linear(b, a, weight(b, "down", m->experts * H, N), bias[1], &r);
+    y = mt_combine(b, y, &r);
+    if (m->shared) {
+        mt_val g = mt_linear(b, h, weight(b, "shared_gate", N, H), MT_NONE);
+        mt_val u = mt_linear(b, h, weight(b, "shared_up", N, H), MT_NONE);
+        mt_val s = mt_linear(b, mt_glu(b, g, u, &m->act), weight(b, "shared_down", H, N), MT_NONE);
+        y = mt_add(b, y, s);
+    }
+    mt_output(b, 0, mt_add(b, x, y));
+    return MT_OK;
+}
+
 static mt_rope_attr half, interleaved;
 
 __attribute__((constructor)) static void fill(void)
@@ -231,6 +334,26 @@ const zoo_entry zoo[] = {
     { "reuse", reuse, NULL },
     { "frozen", frozen, NULL },
     { "block", block, &(mt_attn_attr){ 4, 2, 6, 6, 0.4, 5.0, 4 } },
+    { "slices", slices, NULL },
+    { "concat", concat, NULL },
+    { "latent attention", mla, NULL },
+    { "experts, softmax", moe, &(zoo_moe){ 5, .router = { .top_k = 2, .scale = 1 } } },
+    { "experts, renormalised", moe,
+      &(zoo_moe){ 8, .router = { .top_k = 3, .renormalise = 1, .scale = 1 } } },
+    { "experts, one pick", moe, &(zoo_moe){ 3, .shared = true, .router = { 1, .scale = 2.5 } } },
+    { "experts, one", moe, &(zoo_moe){ 1, .router = { .top_k = 1, .scale = 0.5 } } },
+    { "experts, all picked", moe,
+      &(zoo_moe){ 3, .router = { .top_k = 3, .renormalise = 1, .scale = 1 } } },
+    { "experts, sigmoid", moe,
+      &(zoo_moe){ 7, .shared = true, .router = { 2, MT_ROUTER_SIGMOID, .scale = 1.5 } } },
+    { "experts, groups by maximum", moe,
+      &(zoo_moe){ 6, .shared = true, .router = { 3, MT_ROUTER_SOFTMAX, 0, 3, 2, .scale = 16 } } },
+    { "experts, groups by sums, corrected", moe,
+      &(zoo_moe){ 8, .corrected = true, .shared = true,
+                  .router = { 2, MT_ROUTER_SIGMOID, 1, 4, 2, MT_GROUP_TOP2_SUM, 2.5 } } },
+    { "experts, biased, clamped", moe,
+      &(zoo_moe){ 5, .biased = true, .act = { MT_ACT_CLAMPED_SWIGLU, 0, 0.7 },
+                  .router = { .top_k = 2, .renormalise = 1, .scale = 1 } } },
     { NULL, NULL, NULL },
 };
 

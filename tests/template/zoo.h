@@ -13,6 +13,14 @@ typedef struct zoo_entry {
     const void *arg;
 } zoo_entry;
 
+/* What the templates of experts take as `arg`. */
+typedef struct zoo_moe {
+    int32_t experts;
+    bool corrected, biased, shared;
+    mt_act_attr act;
+    mt_router_attr router;
+} zoo_moe;
+
 /* Ends with a NULL name. */
 extern const zoo_entry zoo[];
 

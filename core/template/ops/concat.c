@@ -11,19 +11,15 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
     int64_t width = 0;
     if (a->heads < 1)
         return op_refuse(error, error_size, "%d heads", a->heads);
-    for (uint32_t i = 0; i < n_in; i++) {
-        if (!op_present(&in[i]))
-            continue;
+    for (uint32_t i = 0; i < n_in && op_present(&in[i]); i++) {
         if (!op_is_activation(&in[i]) || !op_same_rows(&in[i], &in[0]))
             return op_refuse(error, error_size,
                              "operand %u must be an activation with the rows of operand 0", i);
-        int64_t heads = a->shared >> i & 1u ? 1 : a->heads;
-        if (in[i].cols % heads != 0)
-            return op_refuse(error, error_size,
-                             "operand %u: %lld columns do not divide into %lld "
-                             "heads",
-                             i, (long long)in[i].cols, (long long)heads);
-        width += in[i].cols / heads;
+        int64_t expected = (a->shared >> i & 1u ? 1 : a->heads) * (int64_t)a->cols[i];
+        if (in[i].cols != expected)
+            return op_refuse(error, error_size, "operand %u has %lld columns, expected %lld", i,
+                             (long long)in[i].cols, (long long)expected);
+        width += a->cols[i];
     }
     ret->n_out = 1;
     ret->out[0] = (mt_shape){ in[0].rows, a->heads * width, MT_KIND_COMPUTE, 0 };

@@ -240,12 +240,14 @@ typedef struct mt_slice_attr {
     int64_t cols;
 } mt_slice_attr;
 
-/* "concat": in 1 to 8 values; out, for every head, the columns of each operand's head, one after
- * the other. Bit i of `shared`: operand i is one head that all heads share (MLA's rotary key); its
- * gradient is summed over heads in their order. */
+/* "concat": in 1 to 8 values; out, for every head, cols[i] columns of each operand i's head, one
+ * after the other. Bit i of `shared`: operand i [T, cols[i]] is one head that all heads share
+ * (MLA's rotary key), and its gradient the sum over heads in their order; else it is [T,
+ * heads*cols[i]]. */
 typedef struct mt_concat_attr {
     int32_t heads;
     uint32_t shared;
+    int32_t cols[MT_OP_MAX_IN];
 } mt_concat_attr;
 
 /* ---- the builder ---------------------------------------------------------------------------- */
@@ -470,12 +472,11 @@ static inline mt_val mt_slice(mt_builder *b, mt_val x, int32_t heads, int64_t fi
     return mt_op1_(b, "slice", &x, 1, &a, sizeof a);
 }
 
-/* The heads of n operands side by side; see mt_concat_attr. [main] */
-static inline mt_val mt_concat(mt_builder *b, const mt_val *in, uint32_t n, int32_t heads,
-                               uint32_t shared)
+/* The heads of n operands side by side. [main] */
+static inline mt_val mt_concat(mt_builder *b, const mt_val *in, uint32_t n,
+                               const mt_concat_attr *attr)
 {
-    mt_concat_attr a = { heads, shared };
-    return mt_op1_(b, "concat", in, n, &a, sizeof a);
+    return mt_op1_(b, "concat", in, n, attr, sizeof *attr);
 }
 
 /* ---- what an operation is (for the core's own ops and for custom ones) ----------------------- */
