@@ -388,8 +388,9 @@ mt_status weights_check_tensor(const weights_match *w, const mt_weights *format,
         return status;
     if (!weights_is_float(info.dtype))
         return status_set(MT_ERR_UNSUPPORTED,
-                          "%s: tensor '%s' is %s; weights are read from fp32, bf16, fp16 and fp64: "
-                          "convert (dequantise) them first",
+                          "%s: tensor '%s' is %s; weights are read from fp32, bf16, fp16 and fp64, "
+                          "fp8_e4m3 with '_scale_inv' beside it, and MXFP4: convert (dequantise) "
+                          "them first",
                           file, info.name,
                           info.dtype < 0 ? "of a dtype unknown here" : mt_dtype_name(info.dtype));
     mt_tensor_info want = tensor_info(t, info.dtype);

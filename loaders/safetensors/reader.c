@@ -7,7 +7,7 @@
  * Format: u64 little-endian header length, that many bytes of JSON, then the tensors' data without
  * gaps (safetensors/src/tensor.rs).
  */
-#include "safetensors.h"
+#include "reader.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,29 +15,6 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-typedef struct st_shard {
-    char *path;
-    int fd; /* -1: not open */
-    int64_t size;
-    int64_t data; /* where the tensors' data starts */
-} st_shard;
-
-typedef struct st_tensor {
-    char *name;
-    const st_dtype *type;
-    int32_t shard;
-    int32_t ndim;
-    int64_t dim[MT_TENSOR_MAX_DIMS];
-    int64_t begin, end; /* bytes, from the start of the shard's data */
-} st_tensor;
-
-typedef struct st_reader {
-    st_shard *shards;
-    int32_t n_shards;
-    st_tensor *tensors;
-    int64_t n_tensors, cap_tensors;
-} st_reader;
 
 static bool has_suffix(const char *s, const char *suffix)
 {
@@ -459,6 +436,18 @@ bool st_probe(const char *path)
     return yes;
 }
 
+/* Decides how tensors are shown, by the configuration that stands beside the files. */
+static mt_status show(st_reader *r)
+{
+    const char *path = r->n_shards ? r->shards[0].path : "", *slash = strrchr(path, '/');
+    char *folder = st_format("%.*s", slash ? (int)(slash - path) + 1 : 0, path);
+    if (!folder)
+        return MT_ERR_NOMEM;
+    mt_status status = st_make_views(r, folder);
+    free(folder);
+    return status;
+}
+
 mt_status st_open(const char *path, void **ret_reader)
 {
     char *single = NULL, *index = NULL;
@@ -481,6 +470,8 @@ mt_status st_open(const char *path, void **ret_reader)
                          path, single ? single : index, single && index ? " nor " : "",
                          single && index ? index : "");
     }
+    if (!status)
+        status = show(r);
 out:
     free(single);
     free(index);
@@ -505,59 +496,77 @@ void st_close(void *reader)
         free(r->tensors[i].name);
     free(r->shards);
     free(r->tensors);
+    free(r->views);
+    free(r->tables);
     free(r);
 }
 
 int64_t st_count(const void *reader)
 {
-    return ((const st_reader *)reader)->n_tensors;
+    return ((const st_reader *)reader)->n_views;
 }
 
-static const st_tensor *find(const st_reader *r, int64_t index)
+static const st_view *find(const st_reader *r, int64_t index)
 {
-    if (index >= 0 && index < r->n_tensors)
-        return &r->tensors[index];
+    if (index >= 0 && index < r->n_views)
+        return &r->views[index];
     st_fail(MT_ERR_INVALID, "safetensors: tensor %lld of %lld", (long long)index,
-            (long long)r->n_tensors);
+            (long long)r->n_views);
     return NULL;
 }
 
 mt_status st_info(const void *reader, int64_t index, mt_tensor_info *ret)
 {
-    const st_tensor *t = find(reader, index);
-    if (!t)
+    const st_reader *r = reader;
+    const st_view *v = find(r, index);
+    if (!v)
         return MT_ERR_INVALID;
+    const st_tensor *t = &r->tensors[v->tensor];
     memset(ret, 0, sizeof *ret);
     ret->name = t->name;
-    ret->dtype = t->type->dtype;
-    ret->ndim = t->ndim;
-    memcpy(ret->dim, t->dim, sizeof ret->dim);
+    ret->dtype = v->kind == ST_PLAIN ? t->type->dtype : MT_BF16;
+    ret->ndim = v->ndim;
+    memcpy(ret->dim, v->dim, sizeof ret->dim);
     ret->bytes = t->end - t->begin;
+    if (v->kind == ST_MXFP4)
+        ret->bytes *= 4;
+    if (v->kind == ST_FP8)
+        ret->bytes *= 2;
     return MT_OK;
 }
 
 const char *st_file(const void *reader, int64_t index)
 {
     const st_reader *r = reader;
-    return index >= 0 && index < r->n_tensors ? r->shards[r->tensors[index].shard].path : "";
+    return index >= 0 && index < r->n_views
+               ? r->shards[r->tensors[r->views[index].tensor].shard].path
+               : "";
+}
+
+mt_status st_read_raw(const st_reader *r, const st_tensor *t, int64_t offset, int64_t n, void *dst)
+{
+    const st_shard *s = &r->shards[t->shard];
+    return read_at(s, s->data + t->begin + offset, n, dst);
 }
 
 mt_status st_read(const void *reader, int64_t index, int64_t offset, int64_t n, void *dst)
 {
     const st_reader *r = reader;
-    const st_tensor *t = find(r, index);
-    if (!t)
+    const st_view *v = find(r, index);
+    mt_tensor_info info;
+    if (!v || st_info(reader, index, &info))
         return MT_ERR_INVALID;
-    const st_shard *s = &r->shards[t->shard];
-    if (t->type->dtype < 0)
+    const st_tensor *t = &r->tensors[v->tensor];
+    const char *path = r->shards[t->shard].path;
+    if (info.dtype < 0)
         return st_fail(MT_ERR_UNSUPPORTED,
                        "%s: tensor '%s' has dtype %s, which MegaTrain does not read; convert the "
                        "weights to BF16 first",
-                       s->path, t->name, t->type->name);
-    int64_t bytes = t->end - t->begin;
-    if (offset < 0 || n < 0 || offset > bytes || n > bytes - offset)
+                       path, t->name, t->type->name);
+    if (offset < 0 || n < 0 || offset > info.bytes || n > info.bytes - offset)
         return st_fail(MT_ERR_INVALID,
-                       "%s: tensor '%s': asked for bytes %lld to %lld, but it has %lld", s->path,
-                       t->name, (long long)offset, (long long)(offset + n), (long long)bytes);
-    return read_at(s, s->data + t->begin + offset, n, dst);
+                       "%s: tensor '%s': asked for bytes %lld to %lld, but it has %lld", path,
+                       t->name, (long long)offset, (long long)(offset + n), (long long)info.bytes);
+    return v->kind == ST_PLAIN ? st_read_raw(r, t, offset, n, dst)
+                               : st_read_dequantised(r, v, offset, n, dst);
 }
