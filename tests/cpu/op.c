@@ -65,12 +65,16 @@ void op_fill(const op_case *c, uint32_t seed, op_data *ret)
         double scale = c->in[i].scale != 0 ? c->in[i].scale : 1;
         /* Exact in every dtype, so that all of them compute from the same numbers. */
         for (int64_t k = 0; k < count(&c->in[i]); k++)
-            ret->in[i][k] = mt_bf16_to_f32(mt_f32_to_bf16((float)(scale * uniform(&seed))));
+            if (c->in[i].index)
+                ret->in[i][k] = c->in[i].values[k];
+            else
+                ret->in[i][k] = mt_bf16_to_f32(mt_f32_to_bf16((float)(scale * uniform(&seed))));
     }
     for (uint32_t i = 0; i < c->n_out; i++) {
         ret->d_out[i] = get((size_t)count(&c->out[i]), sizeof(double));
+        double scale = c->out[i].scale != 0 ? c->out[i].scale : 1;
         for (int64_t k = 0; k < count(&c->out[i]); k++)
-            ret->d_out[i][k] = mt_bf16_to_f32(mt_f32_to_bf16((float)uniform(&seed)));
+            ret->d_out[i][k] = mt_bf16_to_f32(mt_f32_to_bf16((float)(scale * uniform(&seed))));
     }
 }
 
@@ -98,6 +102,8 @@ static void put(mt_tensor *t, int64_t i, double x)
         ((float *)t->data)[i] = (float)x;
     else if (t->dtype == MT_F64)
         ((double *)t->data)[i] = x;
+    else if (t->dtype == MT_I32)
+        ((int32_t *)t->data)[i] = isnan(x) ? INT32_MIN : (int32_t)x;
     else
         ((uint16_t *)t->data)[i] = mt_f32_to_bf16((float)x);
 }
@@ -108,10 +114,21 @@ static double take(const mt_tensor *t, int64_t i)
         return ((float *)t->data)[i];
     if (t->dtype == MT_F64)
         return ((double *)t->data)[i];
+    if (t->dtype == MT_I32)
+        return ((int32_t *)t->data)[i];
     return mt_bf16_to_f32(((uint16_t *)t->data)[i]);
 }
 
-static const double guard = 77; /* between rows; exact in every dtype */
+static const double unset = NAN; /* as int32 the least there is */
+static const double guard = 77;  /* between rows; exact in every dtype */
+
+/* What numbers of v are in memory when a run computes in `compute`. */
+static mt_dtype dtype_of(const op_value *v, mt_dtype compute)
+{
+    if (v->index)
+        return MT_I32;
+    return !v->stat ? compute : compute == MT_F64 ? MT_F64 : MT_F32;
+}
 
 /* A tensor of `dtype` holding `values`, or `constant` everywhere. */
 static mt_tensor tensor(const op_value *v, mt_dtype dtype, int64_t pad, const double *values,
@@ -181,15 +198,15 @@ void op_run(const op_case *c, const op_data *d, const op_how *how, op_result *re
         const op_value *v = &c->in[i];
         if (!v->cols)
             continue;
-        call.in[i] = tensor(v, v->stat ? stat : how->dtype, how->pad, d->in[i], 0);
+        call.in[i] = tensor(v, dtype_of(v, how->dtype), how->pad, d->in[i], 0);
         if (v->param && c->grad_in_forward && how->pass == MT_PASS_TRAIN && !v->no_grad)
             call.d_in[i] = tensor(v, stat, how->pad, NULL, how->accumulate ? 0.5 : NAN);
     }
     call.d_accumulate = how->accumulate ? ~0u : 0;
     for (uint32_t i = 0; i < c->n_out; i++)
-        call.out[i] = tensor(&c->out[i], c->out[i].stat ? stat : how->dtype, how->pad, NULL, NAN);
+        call.out[i] = tensor(&c->out[i], dtype_of(&c->out[i], how->dtype), how->pad, NULL, unset);
     for (uint32_t i = 0; i < c->n_aux; i++)
-        call.aux[i] = tensor(&c->aux[i], c->aux[i].stat ? stat : how->dtype, how->pad, NULL, NAN);
+        call.aux[i] = tensor(&c->aux[i], dtype_of(&c->aux[i], how->dtype), how->pad, NULL, unset);
     mt_op_call forward = call;
     void *work = work_for(b, device, k, &forward, false);
     k->forward(device, queue, &forward);
@@ -201,18 +218,23 @@ void op_run(const op_case *c, const op_data *d, const op_how *how, op_result *re
         mt_op_call back = call;
         for (uint32_t i = 0; i < c->n_in; i++) {
             const op_value *v = &c->in[i];
-            if (!v->cols || v->no_grad)
+            if (!v->cols || v->no_grad || v->index) {
+                if (c->drop_in >> i & 1u)
+                    back.in[i].data = NULL;
                 continue;
+            }
             if (v->param && c->grad_in_forward)
                 back.d_in[i].data = NULL;
             else
-                back.d_in[i] = call.d_in[i] = tensor(v, v->param ? stat : how->dtype, how->pad,
-                                                     NULL, how->accumulate ? 0.5 : NAN);
+                back.d_in[i] = call.d_in[i] = tensor(v, v->param ? stat : dtype_of(v, how->dtype),
+                                                     how->pad, NULL, how->accumulate ? 0.5 : NAN);
             if (c->drop_in >> i & 1u)
                 back.in[i].data = NULL;
         }
         for (uint32_t i = 0; i < c->n_out; i++) {
-            back.d_out[i] = tensor(&c->out[i], how->dtype, how->pad, d->d_out[i], 0);
+            if (!c->out[i].index)
+                back.d_out[i] =
+                    tensor(&c->out[i], dtype_of(&c->out[i], how->dtype), how->pad, d->d_out[i], 0);
             if (c->drop_out >> i & 1u)
                 back.out[i].data = NULL;
         }
@@ -260,7 +282,9 @@ static double objective(const op_case *c, const op_data *d, const op_result *r)
     double sum = 0;
     for (uint32_t i = 0; i < c->n_out; i++)
         for (int64_t k = 0; k < count(&c->out[i]); k++)
-            sum += r->out[i][k] * (c->grad_in_forward ? c->batch.loss_scale : d->d_out[i][k]);
+            sum += c->out[i].index
+                       ? 0
+                       : r->out[i][k] * (c->grad_in_forward ? c->batch.loss_scale : d->d_out[i][k]);
     return sum;
 }
 

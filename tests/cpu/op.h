@@ -13,10 +13,12 @@
 
 typedef struct op_value {
     int64_t rows, cols;
-    bool param;   /* its gradient has the statistics dtype */
-    bool stat;    /* it has the statistics dtype itself */
-    double scale; /* values are uniform in +-scale; 0 stands for 1 */
-    bool no_grad; /* backward does not ask for its gradient */
+    bool param;            /* its gradient has the statistics dtype */
+    bool stat;             /* it has the statistics dtype itself */
+    double scale;          /* values are uniform in +-scale; 0 stands for 1 */
+    bool no_grad;          /* backward does not ask for its gradient */
+    bool index;            /* it is int32 and has no gradient */
+    const int32_t *values; /* of an int32 operand */
 } op_value;
 
 typedef struct op_case {

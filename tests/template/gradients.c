@@ -23,14 +23,6 @@ static void differences(void)
     }
 }
 
-static const zoo_entry *find(const char *name)
-{
-    const zoo_entry *z = zoo;
-    while (strcmp(z->name, name) != 0)
-        z++;
-    return z;
-}
-
 static int64_t padded(int64_t bytes)
 {
     return (bytes + 255) / 256 * 256;
@@ -39,7 +31,7 @@ static int64_t padded(int64_t bytes)
 /* The block of the zoo: H 10, 4 heads and 2 KV heads of 6, 13 hidden columns. */
 static void saved_bytes(void)
 {
-    const zoo_entry *z = find("block");
+    const zoo_entry *z = zoo_find("block");
     tpl *t = NULL;
     CHECK(tpl_create(z->name, z->build, NULL, z->arg, &t) == MT_OK, "%s", status_text());
     for (mt_dtype dtype = MT_F32; dtype <= MT_BF16; dtype++)

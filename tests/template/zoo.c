@@ -357,6 +357,14 @@ const zoo_entry zoo[] = {
     { NULL, NULL, NULL },
 };
 
+const zoo_entry *zoo_find(const char *name)
+{
+    const zoo_entry *z = zoo;
+    while (strcmp(z->name, name) != 0)
+        z++;
+    return z;
+}
+
 static void set_error(const char *fmt, ...) MT_PRINTF(1, 2);
 static void set_error(const char *fmt, ...)
 {

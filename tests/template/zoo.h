@@ -24,6 +24,9 @@ typedef struct zoo_moe {
 /* Ends with a NULL name. */
 extern const zoo_entry zoo[];
 
+/* The entry of that name, which must be there. */
+const zoo_entry *zoo_find(const char *name);
+
 enum { ZOO_VOCAB = 11, ZOO_HIDDEN = 10 };
 
 /* The CPU backend of the build tree, opened; its path comes from MT_TEST_CPU_PLUGIN. Exits when
