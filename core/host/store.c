@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The host store's one region: where each plane lies, exact access to masters, random
+ * The host store's regions: where each plane lies, exact access to masters, random
  * initialisation and hashing. Who fills or updates it is not decided here.
  */
 #include "store.h"
 
+#include "../base/log.h"
 #include "../base/rng.h"
 #include "../base/status.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -22,17 +25,64 @@ static int64_t plane_bytes(int64_t elems, int64_t size)
     return (elems * size + PLANE_ALIGN - 1) / PLANE_ALIGN * PLANE_ALIGN;
 }
 
+static int64_t unit_bytes(const model_unit *u, const mt_state_spec *states, uint32_t n_states,
+                          bool grad_plane)
+{
+    int64_t n = u->t->own_elems, bytes = 2 * plane_bytes(n, 2);
+    for (uint32_t s = 0; s < n_states; s++)
+        bytes += plane_bytes(n, mt_dtype_size(states[s].dtype));
+    return bytes + (grad_plane ? plane_bytes(n, 4) : 0);
+}
+
 int64_t store_bytes(const model *m, const mt_state_spec *states, uint32_t n_states, bool grad_plane)
 {
     int64_t bytes = 0;
-    for (int32_t u = 0; u < m->n_units; u++) {
-        int64_t n = m->units[u].t->own_elems;
-        bytes += 2 * plane_bytes(n, 2);
-        for (uint32_t s = 0; s < n_states; s++)
-            bytes += plane_bytes(n, mt_dtype_size(states[s].dtype));
-        bytes += grad_plane ? plane_bytes(n, 4) : 0;
-    }
+    for (int32_t u = 0; u < m->n_units; u++)
+        bytes += unit_bytes(&m->units[u], states, n_states, grad_plane);
     return bytes;
+}
+
+/* ---- progress --------------------------------------------------------------------------------
+ */
+
+typedef struct progress {
+    const char *what;
+    int64_t total, before; /* bytes; those of earlier loops */
+    double next;           /* when to speak again, s */
+} progress;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+enum { PROGRESS_SECONDS = 2 };
+
+static void progress_tell(progress *p, int64_t done)
+{
+    double at = now();
+    if (p->next == 0)
+        p->next = at + PROGRESS_SECONDS; /* what is over before is not worth a word */
+    if (at < p->next)
+        return;
+    char text[160];
+    double gib = 1.0 / (1 << 30);
+    done = p->before + done < p->total ? p->before + done : p->total;
+    snprintf(text, sizeof text, "%s: %.1f of %.1f GiB", p->what, (double)done * gib,
+             (double)p->total * gib);
+    if (log_has_terminal())
+        log_live(text);
+    else
+        log_write(MT_LOG_INFO, "%s", text);
+    p->next = at + (log_has_terminal() ? 0.2 : PROGRESS_SECONDS);
+}
+
+static void progress_end(const progress *p)
+{
+    if (p->next > 0 && log_has_terminal())
+        log_live(NULL);
 }
 
 /* ---- parallel loops over the region ----------------------------------------------------------
@@ -55,7 +105,8 @@ static void *chunked_run(void *arg)
 
 /* Runs body(arg, 0 .. n-1), each once, on as many threads as can be had; the chunks are independent
  * of each other, so fewer threads only take longer. */
-static void chunked_for(int64_t n, void (*body)(void *, int64_t), void *arg)
+static void chunked_for(int64_t n, void (*body)(void *, int64_t), void *arg, progress *p,
+                        int64_t chunk_bytes)
 {
     enum { MAX_THREADS = 16 };
     pthread_t thread[MAX_THREADS];
@@ -66,7 +117,10 @@ static void chunked_for(int64_t n, void (*body)(void *, int64_t), void *arg)
     while (started < want - 1 && started < n - 1 &&
            pthread_create(&thread[started], NULL, chunked_run, &c) == 0)
         started++;
-    chunked_run(&c);
+    for (int64_t i; (i = atomic_fetch_add(&c.next, 1)) < c.n;) {
+        body(arg, i);
+        progress_tell(p, (i + 1) * chunk_bytes);
+    }
     for (int i = 0; i < started; i++)
         pthread_join(thread[i], NULL);
 }
@@ -75,17 +129,77 @@ enum { TOUCH_CHUNK = 64 << 20 };
 
 static void touch_chunk(void *arg, int64_t i)
 {
-    const store *s = arg;
+    const store_region *r = arg;
     int64_t first = i * TOUCH_CHUNK;
-    int64_t n = s->region_bytes - first < TOUCH_CHUNK ? s->region_bytes - first : TOUCH_CHUNK;
-    memset((char *)s->region + first, 0, (size_t)n);
+    int64_t n = r->bytes - first < TOUCH_CHUNK ? r->bytes - first : TOUCH_CHUNK;
+    memset((char *)r->data + first, 0, (size_t)n);
 }
 
 /* ---- life ------------------------------------------------------------------------------------
  */
 
+/* Cuts units first .. end of the store's region r into planes. */
+static void lay_out_units(store *s, const store_region *r, int32_t first, int32_t end,
+                          bool grad_plane)
+{
+    char *p = r->data;
+    for (int32_t u = first; u < end; u++) {
+        store_unit *w = &s->units[u];
+        int64_t n = w->elems = s->m->units[u].t->own_elems;
+        w->hi = (uint16_t *)p;
+        p += plane_bytes(n, 2);
+        w->lo = (int16_t *)p;
+        p += plane_bytes(n, 2);
+        s->weight_bytes += 2 * plane_bytes(n, 2);
+        for (uint32_t i = 0; i < s->n_states; i++) {
+            w->state[i] = p;
+            p += plane_bytes(n, mt_dtype_size(s->states[i].dtype));
+            s->state_bytes += plane_bytes(n, mt_dtype_size(s->states[i].dtype));
+        }
+        if (grad_plane) {
+            w->grad = (float *)p;
+            p += plane_bytes(n, 4);
+            s->grad_bytes += plane_bytes(n, 4);
+        }
+    }
+}
+
+/* One region after the other, so that a backend which pins memory shows how far it is. */
+static mt_status alloc_regions(store *s, bool grad_plane, int64_t region_bytes)
+{
+    progress p = { "preparing host memory", store_bytes(s->m, s->states, s->n_states, grad_plane),
+                   0, 0 };
+    mt_status st = MT_OK;
+    progress_tell(&p, 0);
+    for (int32_t first = 0, end; first < s->n_units && st == MT_OK; first = end) {
+        store_region *r = &s->regions[s->n_regions];
+        for (end = first; end < s->n_units && r->bytes < region_bytes; end++)
+            r->bytes += unit_bytes(&s->m->units[end], s->states, s->n_states, grad_plane);
+        st = s->backend->host_alloc(s->device, r->bytes, &r->data);
+        if (st < 0) {
+            st = status_prefix(st, "the host store (%.2f GiB)", (double)p.total / (1 << 30));
+            break;
+        }
+        s->n_regions++;
+        s->region_bytes += r->bytes;
+        chunked_for((r->bytes + TOUCH_CHUNK - 1) / TOUCH_CHUNK, touch_chunk, r, &p, TOUCH_CHUNK);
+        p.before += r->bytes;
+        lay_out_units(s, r, first, end, grad_plane);
+    }
+    progress_end(&p);
+    return st;
+}
+
 mt_status store_create(const model *m, const mt_state_spec *states, uint32_t n_states,
                        bool grad_plane, const mt_backend *backend, void *device, store **ret)
+{
+    return store_create_in(m, states, n_states, grad_plane, STORE_REGION_BYTES, backend, device,
+                           ret);
+}
+
+mt_status store_create_in(const model *m, const mt_state_spec *states, uint32_t n_states,
+                          bool grad_plane, int64_t region_bytes, const mt_backend *backend,
+                          void *device, store **ret)
 {
     if (n_states > MT_OPTIM_MAX_STATES)
         return status_set(MT_ERR_INVALID, "an optimizer declares %u state planes; at most %d",
@@ -106,40 +220,14 @@ mt_status store_create(const model *m, const mt_state_spec *states, uint32_t n_s
     s->backend = backend;
     s->device = device;
     s->units = calloc((size_t)m->n_units, sizeof *s->units);
-    if (!s->units) {
+    s->regions = calloc((size_t)m->n_units, sizeof *s->regions);
+    if (!s->units || !s->regions) {
         st = status_nomem("the host store", (size_t)m->n_units * sizeof *s->units);
         goto out;
     }
-    int64_t bytes = store_bytes(m, states, n_states, grad_plane);
-    st = backend->host_alloc(device, bytes, &s->region);
-    if (st < 0) {
-        s->region = NULL;
-        status_prefix(st, "the host store (%.2f GiB)", (double)bytes / (1 << 30));
+    st = alloc_regions(s, grad_plane, region_bytes);
+    if (st < 0)
         goto out;
-    }
-    s->region_bytes = bytes;
-    chunked_for((bytes + TOUCH_CHUNK - 1) / TOUCH_CHUNK, touch_chunk, s);
-
-    char *p = s->region;
-    for (int32_t u = 0; u < s->n_units; u++) {
-        store_unit *w = &s->units[u];
-        int64_t n = w->elems = m->units[u].t->own_elems;
-        w->hi = (uint16_t *)p;
-        p += plane_bytes(n, 2);
-        w->lo = (int16_t *)p;
-        p += plane_bytes(n, 2);
-        s->weight_bytes += 2 * plane_bytes(n, 2);
-        for (uint32_t i = 0; i < n_states; i++) {
-            w->state[i] = p;
-            p += plane_bytes(n, mt_dtype_size(states[i].dtype));
-            s->state_bytes += plane_bytes(n, mt_dtype_size(states[i].dtype));
-        }
-        if (grad_plane) {
-            w->grad = (float *)p;
-            p += plane_bytes(n, 4);
-            s->grad_bytes += plane_bytes(n, 4);
-        }
-    }
     *ret = s;
     s = NULL;
 out:
@@ -151,8 +239,9 @@ void store_destroy(store *s)
 {
     if (!s)
         return;
-    if (s->region)
-        s->backend->host_free(s->device, s->region, s->region_bytes);
+    for (int32_t i = 0; i < s->n_regions; i++)
+        s->backend->host_free(s->device, s->regions[i].data, s->regions[i].bytes);
+    free(s->regions);
     free(s->units);
     free(s);
 }
@@ -263,9 +352,12 @@ static void init_all(init_job *job)
 {
     store *s = job->s;
     int64_t chunks = 0;
+    progress p = { "drawing weights", s->weight_bytes, 0, 0 };
     for (int32_t i = 0; i < s->m->n_params; i++)
         chunks += init_chunks(&s->m->params[i]);
-    chunked_for(chunks, init_chunk, job);
+    progress_tell(&p, 0);
+    chunked_for(chunks, init_chunk, job, &p, INIT_CHUNK * 4);
+    progress_end(&p);
     s->version++;
 }
 

@@ -5,6 +5,9 @@
  * Plane `hi` (BF16, what is streamed) and plane `lo` (the 16 bits below) together are the FP32
  * master; the optimizer declares the others; a gradient plane exists when all gradients must be
  * there before the first update. Padding between parameters is zero and stays zero.
+ *
+ * What takes long for a large model (memory that is found, pinned and cleared; random numbers) says
+ * how far it is: on the live line of a terminal, else in a log line every two seconds.
  */
 #ifndef MT_CORE_STORE_H
 #define MT_CORE_STORE_H
@@ -21,6 +24,14 @@ typedef struct store_unit {
     float *grad;                      /* NULL without a gradient plane */
 } store_unit;
 
+/* Memory of some units' planes, one unit after the other. */
+typedef struct store_region {
+    void *data;
+    int64_t bytes;
+} store_region;
+
+enum { STORE_REGION_BYTES = 1 << 30 };
+
 typedef struct store {
     const model *m;
     int32_t n_units;
@@ -30,8 +41,9 @@ typedef struct store {
     int64_t weight_bytes, state_bytes, grad_bytes; /* exact, as allocated */
     const mt_backend *backend;
     void *device;
-    void *region; /* one allocation holds all planes */
-    int64_t region_bytes;
+    store_region *regions; /* whole units each, as few as reach the size asked for */
+    int32_t n_regions;
+    int64_t region_bytes;     /* of all */
     _Atomic uint64_t version; /* bumped by whoever has changed masters */
 } store;
 
@@ -42,6 +54,10 @@ int64_t store_bytes(const model *m, const mt_state_spec *states, uint32_t n_stat
 /* All planes zero. Memory comes from backend->host_alloc. n_states may be 0 (inference). [main] */
 mt_status store_create(const model *m, const mt_state_spec *states, uint32_t n_states,
                        bool grad_plane, const mt_backend *backend, void *device, store **ret);
+/* The same with regions of about `region_bytes` bytes. */
+mt_status store_create_in(const model *m, const mt_state_spec *states, uint32_t n_states,
+                          bool grad_plane, int64_t region_bytes, const mt_backend *backend,
+                          void *device, store **ret);
 void store_destroy(store *s); /* accepts NULL */
 
 /* Draws every parameter as its declaration says; the result depends on `seed` and the parameters'

@@ -62,7 +62,8 @@ static void planes_do_not_overlap(void)
     fixture f;
     open_store(&f, true);
     const store *s = f.s;
-    char *end = s->region;
+    CHECK(s->n_regions == 1);
+    char *base = s->regions[0].data, *end = base;
     for (int32_t u = 0; u < s->n_units; u++) {
         const store_unit *w = &s->units[u];
         struct {
@@ -79,15 +80,51 @@ static void planes_do_not_overlap(void)
             end = (char *)plane[k].at + plane[k].bytes;
         }
     }
-    CHECK((char *)s->region + s->region_bytes >= end);
+    CHECK(base + s->region_bytes >= end);
     CHECK(s->region_bytes == s->weight_bytes + s->state_bytes + s->grad_bytes);
     CHECK(s->region_bytes == store_bytes(f.w.m, s->states, s->n_states, true));
     for (int64_t i = 0; i < s->region_bytes; i++)
-        if (((char *)s->region)[i]) {
+        if (base[i]) {
             CHECK(false, "byte %lld of a new store is not zero", (long long)i);
             break;
         }
     close_store(&f);
+}
+
+/* A large model's planes lie in several regions, whole units in each. */
+static void regions_make_no_difference(void)
+{
+    fixture one, many;
+    void *device;
+    const mt_backend *b = world_backend(&device);
+    open_store(&one, true);
+    open_store(&many, true);
+    store_destroy(many.s);
+    const store *s = one.s;
+    CHECK(store_create_in(many.w.m, s->states, 2, true, 40000, b, device, &many.s) == MT_OK);
+    CHECK(many.s->n_regions > 1 && many.s->n_regions < many.s->n_units, "%d regions",
+          many.s->n_regions);
+    int64_t bytes = 0;
+    int32_t u = 0;
+    for (int32_t r = 0; r < many.s->n_regions; r++) {
+        const char *from = many.s->regions[r].data, *to = from + many.s->regions[r].bytes;
+        bytes += to - from;
+        CHECK(r == many.s->n_regions - 1 || to - from >= 40000);
+        int32_t first = u;
+        for (; u < many.s->n_units; u++) {
+            const store_unit *w = &many.s->units[u];
+            if ((char *)w->hi < from || (char *)w->hi >= to)
+                break;
+            CHECK((char *)(w->grad + w->elems) <= to);
+        }
+        CHECK(u > first, "region %d is empty", r);
+    }
+    CHECK(u == many.s->n_units && bytes == s->region_bytes && bytes == many.s->region_bytes);
+    store_init_random(one.s, 5);
+    store_init_random(many.s, 5);
+    CHECK(store_hash(one.s) == store_hash(many.s));
+    close_store(&one);
+    close_store(&many);
 }
 
 static void initialisation_depends_on_names_and_seed_only(void)
@@ -183,6 +220,7 @@ int main(void)
 {
     RUN(masters_are_exact);
     RUN(planes_do_not_overlap);
+    RUN(regions_make_no_difference);
     RUN(initialisation_depends_on_names_and_seed_only);
     RUN(a_pattern_has_the_declared_distribution);
     RUN(the_hash_sees_every_plane);
