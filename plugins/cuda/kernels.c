@@ -16,7 +16,13 @@
     X(mul)                                                                                         \
     X(scale)                                                                                       \
     X(attention)                                                                                   \
-    X(linear_cross_entropy)
+    X(linear_cross_entropy)                                                                        \
+    X(router)                                                                                      \
+    X(dispatch)                                                                                    \
+    X(grouped_linear)                                                                              \
+    X(combine)                                                                                     \
+    X(slice)                                                                                       \
+    X(concat)
 
 static void run(cuda_device *d, cuda_queue *q, const char *name, const cuda_op *op,
                 const mt_op_call *c, bool backward)
