@@ -153,6 +153,157 @@ static void linears(void)
     check_linear(128, 256, 192, true);
 }
 
+/* ---- mixtures of experts ---------------------------------------------------------------------
+ */
+
+static void check_router(int64_t tokens, int64_t experts, bool bias, mt_router_attr attr)
+{
+    attr.scale = attr.scale > 0 ? attr.scale : 1;
+    op_case c = { .op = "router",
+                  .attr = &attr,
+                  .n_in = 2,
+                  .n_out = 3,
+                  .n_aux = 1,
+                  .in = { { .rows = tokens, .cols = experts, .scale = 3 } },
+                  .out = { { .rows = tokens, .cols = attr.top_k, .stat = true },
+                           { .rows = tokens, .cols = attr.top_k, .is_index = true },
+                           { .rows = 1, .cols = experts + 1, .is_index = true } },
+                  .aux = { { .rows = tokens, .cols = attr.top_k, .is_index = true } },
+                  .batch = { .tokens = tokens } };
+    if (bias)
+        c.in[1] =
+            (op_value){ .rows = 1, .cols = experts, .scale = 0.3, .param = true, .no_grad = true };
+    op_check(&c, 11, (op_bounds){ 4e-6, 1e-3 });
+}
+
+static void routers(void)
+{
+    check_router(1, 4, false, (mt_router_attr){ .top_k = 1 });
+    check_router(37, 5, false, (mt_router_attr){ .top_k = 2 });
+    check_router(65, 4, false, (mt_router_attr){ .top_k = 4, .renormalise = 1 });
+    check_router(600, 8, false, (mt_router_attr){ .top_k = 2, .renormalise = 1 });
+    check_router(600, 128, false, (mt_router_attr){ .top_k = 8, .renormalise = 1 });
+    check_router(300, 160, false,
+                 (mt_router_attr){ .top_k = 6, .groups = 8, .top_groups = 3, .scale = 16 });
+    check_router(300, 256, true,
+                 (mt_router_attr){ .top_k = 8,
+                                   .scoring = MT_ROUTER_SIGMOID,
+                                   .renormalise = 1,
+                                   .groups = 8,
+                                   .top_groups = 4,
+                                   .group_score = MT_GROUP_TOP2_SUM,
+                                   .scale = 2.5 });
+    check_router(37, 12, true,
+                 (mt_router_attr){ .top_k = 3, .scoring = MT_ROUTER_SIGMOID, .scale = 2 });
+}
+
+/* Slots of T tokens: a permutation of their k rows each. */
+static const int32_t *some_slots(int64_t rows)
+{
+    static int32_t slot[2000];
+    for (int64_t i = 0; i < rows; i++)
+        slot[i] = (int32_t)(i * 7 % rows); /* rows no multiple of 7 */
+    return slot;
+}
+
+static void check_rows_of_experts(int64_t tokens, int64_t k, int64_t n)
+{
+    op_value slots = {
+        .rows = tokens, .cols = k, .is_index = true, .index = some_slots(tokens * k)
+    };
+    op_case c = { .op = "dispatch",
+                  .n_in = 2,
+                  .n_out = 1,
+                  .in = { { .rows = tokens, .cols = n }, slots },
+                  .out = { { .rows = tokens * k, .cols = n } },
+                  .batch = { .tokens = tokens } };
+    op_check(&c, 12, row_bounds);
+    c = (op_case){ .op = "combine",
+                   .n_in = 3,
+                   .n_out = 1,
+                   .in = { { .rows = tokens * k, .cols = n },
+                           { .rows = tokens, .cols = k, .stat = true },
+                           slots },
+                   .out = { { .rows = tokens, .cols = n } },
+                   .batch = { .tokens = tokens } };
+    op_check(&c, 13, (op_bounds){ 2e-6, 1e-3 });
+}
+
+static void rows_of_experts(void)
+{
+    check_rows_of_experts(1, 1, 8);
+    check_rows_of_experts(37, 3, 101);
+    check_rows_of_experts(250, 8, 512);
+}
+
+static void check_grouped(const int32_t *offsets, int64_t experts, int64_t n, int64_t k, bool bias)
+{
+    op_case c = { .op = "grouped_linear",
+                  .n_in = 4,
+                  .n_out = 1,
+                  .in = { { .rows = offsets[experts], .cols = k },
+                          { .rows = experts * n, .cols = k, .param = true },
+                          { .rows = 1, .cols = experts + 1, .is_index = true, .index = offsets } },
+                  .out = { { .rows = offsets[experts], .cols = n } },
+                  .batch = { .tokens = offsets[experts] } };
+    if (bias)
+        c.in[3] = (op_value){ .rows = experts, .cols = n, .scale = 20, .param = true };
+    op_check(&c, 14, (op_bounds){ 4e-6, 3e-3 });
+}
+
+static void grouped_linears(void)
+{
+    static const int32_t one[] = { 0, 1 }, few[] = { 0, 0, 30, 37 },
+                         uneven[] = { 0, 127, 127, 255, 384, 384, 600, 600, 601 };
+    check_grouped(one, 1, 1, 1, true);
+    check_grouped(few, 3, 29, 101, false);
+    check_grouped(few, 3, 40, 64, true);
+    check_grouped(uneven, 8, 136, 72, true);
+    check_grouped(uneven, 8, 256, 512, false);
+}
+
+static void check_slice(int64_t rows, int32_t heads, int64_t n, int64_t first, int64_t cols)
+{
+    op_case c = { .op = "slice",
+                  .attr = &(mt_slice_attr){ heads, 0, first, cols },
+                  .n_in = 1,
+                  .n_out = 1,
+                  .in = { { .rows = rows, .cols = heads * n } },
+                  .out = { { .rows = rows, .cols = heads * cols } },
+                  .batch = { .tokens = rows } };
+    op_check(&c, 15, row_bounds);
+}
+
+static void slices(void)
+{
+    check_slice(37, 1, 101, 3, 50);
+    check_slice(37, 3, 11, 10, 1);
+    check_slice(65, 16, 192, 128, 64);
+    check_slice(65, 1, 1024, 512, 512);
+}
+
+static void concatenations(void)
+{
+    static const int64_t width[][3] = { { 128, 64, 0 }, { 5, 3, 7 }, { 8, 0, 16 } };
+    for (int i = 0; i < 3; i++)
+        for (uint32_t shared = 0; shared < 4; shared += 2) {
+            const mt_concat_attr attr = { 4, shared };
+            op_case c = { .op = "concat",
+                          .attr = &attr,
+                          .n_in = 3,
+                          .n_out = 1,
+                          .out = { { .rows = 37 } },
+                          .batch = { .tokens = 37 } };
+            for (uint32_t k = 0; k < 3; k++) {
+                if (width[i][k])
+                    c.in[k] =
+                        (op_value){ .rows = 37, .cols = width[i][k] * (shared >> k & 1u ? 1 : 4) };
+                c.out[0].cols += 4 * width[i][k];
+            }
+            op_check(&c, 16, row_bounds);
+        }
+}
+
 /* ---- the loss -------------------------------------------------------------------------------- */
 
 static op_case xent(int64_t tokens, int64_t hidden, int64_t vocab, const mt_xent_attr *attr,
@@ -461,6 +612,11 @@ int main(void)
     RUN(ropes);
     RUN(embeddings);
     RUN(linears);
+    RUN(routers);
+    RUN(rows_of_experts);
+    RUN(grouped_linears);
+    RUN(slices);
+    RUN(concatenations);
     RUN(losses);
     RUN(nothing_to_learn);
     RUN(eval_is_train);

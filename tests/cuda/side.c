@@ -136,6 +136,10 @@ void op_fill(const op_case *c, uint32_t seed, op_data *ret)
     *ret = (op_data){ 0 };
     for (uint32_t i = 0; i < c->n_in; i++) {
         ret->in[i] = get((size_t)count(&c->in[i]), sizeof(double));
+        for (int64_t k = 0; c->in[i].is_index && k < count(&c->in[i]); k++)
+            ret->in[i][k] = c->in[i].index[k];
+        if (c->in[i].is_index)
+            continue;
         double scale = c->in[i].scale != 0 ? c->in[i].scale : 1;
         /* Exact in every dtype, so that all of them compute from the same numbers. */
         for (int64_t k = 0; k < count(&c->in[i]); k++)
@@ -173,6 +177,8 @@ static void put(void *p, mt_dtype dtype, int64_t i, double x)
         ((float *)p)[i] = (float)x;
     else if (dtype == MT_F64)
         ((double *)p)[i] = x;
+    else if (dtype == MT_I32)
+        ((int32_t *)p)[i] = isnan(x) ? INT32_MIN : (int32_t)x;
     else
         ((uint16_t *)p)[i] = mt_f32_to_bf16((float)x);
 }
@@ -183,10 +189,18 @@ static double take(const void *p, mt_dtype dtype, int64_t i)
         return ((const float *)p)[i];
     if (dtype == MT_F64)
         return ((const double *)p)[i];
+    if (dtype == MT_I32)
+        return ((const int32_t *)p)[i];
     return mt_bf16_to_f32(((const uint16_t *)p)[i]);
 }
 
 static const double guard = 77; /* between rows; exact in every dtype */
+
+static mt_dtype dtype_of(const op_value *v, mt_dtype compute)
+{
+    mt_dtype stat = compute == MT_F64 ? MT_F64 : MT_F32;
+    return v->is_index ? MT_I32 : v->stat ? stat : compute;
+}
 
 static int64_t bytes_of(const mt_tensor *t)
 {
@@ -296,35 +310,36 @@ void op_run(const side *s, const op_case *c, const op_data *d, const op_how *how
         const op_value *v = &c->in[i];
         if (!v->cols)
             continue;
-        call.in[i] =
-            tensor(s, v, v->stat ? stat : how->dtype, v->rows > 1 ? how->pad : 0, d->in[i], 0);
+        call.in[i] = tensor(s, v, dtype_of(v, how->dtype), v->rows > 1 ? how->pad : 0, d->in[i], 0);
         if (v->param && c->grad_in_forward && how->pass == MT_PASS_TRAIN)
             call.d_in[i] = tensor(s, v, stat, 0, NULL, before);
     }
     for (uint32_t i = 0; i < c->n_out; i++)
-        call.out[i] =
-            tensor(s, &c->out[i], c->out[i].stat ? stat : how->dtype, how->pad, NULL, NAN);
+        call.out[i] = tensor(s, &c->out[i], dtype_of(&c->out[i], how->dtype), how->pad, NULL, NAN);
     for (uint32_t i = 0; i < c->n_aux; i++)
-        call.aux[i] =
-            tensor(s, &c->aux[i], c->aux[i].stat ? stat : how->dtype, how->pad, NULL, NAN);
+        call.aux[i] = tensor(s, &c->aux[i], dtype_of(&c->aux[i], how->dtype), how->pad, NULL, NAN);
     call_kernel(s, k, &call, false);
     if (!how->forward_only) {
         mt_op_call back = call;
         for (uint32_t i = 0; i < c->n_in; i++) {
             const op_value *v = &c->in[i];
-            if (!v->cols || v->no_grad)
+            if (!v->cols || v->no_grad || v->is_index)
                 continue;
             if (v->param && c->grad_in_forward)
                 back.d_in[i].data = NULL;
             else
-                back.d_in[i] = call.d_in[i] = tensor(s, v, v->param ? stat : how->dtype,
-                                                     v->param ? 0 : how->pad, NULL, before);
+                back.d_in[i] = call.d_in[i] =
+                    tensor(s, v, v->param ? stat : dtype_of(v, how->dtype), v->param ? 0 : how->pad,
+                           NULL, before);
         }
         for (uint32_t i = 0; i < c->n_out; i++)
-            back.d_out[i] = tensor(s, &c->out[i], how->dtype, how->pad, d->d_out[i], 0);
+            if (!c->out[i].is_index)
+                back.d_out[i] = tensor(s, &c->out[i], dtype_of(&c->out[i], how->dtype), how->pad,
+                                       d->d_out[i], 0);
         call_kernel(s, k, &back, true);
         for (uint32_t i = 0; i < c->n_out; i++)
-            side_free(s, back.d_out[i].data, bytes_of(&back.d_out[i]));
+            if (back.d_out[i].data)
+                side_free(s, back.d_out[i].data, bytes_of(&back.d_out[i]));
     }
     for (uint32_t i = 0; i < c->n_in; i++) {
         ret->d_in[i] = unpack(s, &call.d_in[i]);
@@ -373,13 +388,30 @@ static void compare_one(const op_case *c, const char *how, const char *what, uin
     CHECK(e <= bound, "%s, %s: %s %u is off by %g, at most %g", c->op, how, what, i, e, bound);
 }
 
+static void compare_index(const op_case *c, const char *how, const char *what, uint32_t i,
+                          const double *a, const double *b, int64_t n)
+{
+    for (int64_t k = 0; k < n; k++)
+        if (a[k] != b[k]) {
+            CHECK(a[k] == b[k], "%s, %s: %s %u, number %d is %g, not %g", c->op, how, what, i,
+                  (int)k, a[k], b[k]);
+            return;
+        }
+}
+
 static void compare(const op_case *c, const op_result *a, const op_result *b, double bound,
                     const char *how)
 {
     for (uint32_t i = 0; i < c->n_out; i++)
-        compare_one(c, how, "output", i, a->out[i], b->out[i], count(&c->out[i]), bound);
+        if (c->out[i].is_index)
+            compare_index(c, how, "output", i, a->out[i], b->out[i], count(&c->out[i]));
+        else
+            compare_one(c, how, "output", i, a->out[i], b->out[i], count(&c->out[i]), bound);
     for (uint32_t i = 0; i < c->n_aux; i++)
-        compare_one(c, how, "aux", i, a->aux[i], b->aux[i], count(&c->aux[i]), bound);
+        if (c->aux[i].is_index)
+            compare_index(c, how, "aux", i, a->aux[i], b->aux[i], count(&c->aux[i]));
+        else
+            compare_one(c, how, "aux", i, a->aux[i], b->aux[i], count(&c->aux[i]), bound);
     for (uint32_t i = 0; i < c->n_in; i++)
         compare_one(c, how, "gradient", i, a->d_in[i], b->d_in[i], count(&c->in[i]), bound);
 }

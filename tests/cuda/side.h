@@ -25,10 +25,12 @@ void sides_close(void);
 
 typedef struct op_value {
     int64_t rows, cols;
-    bool param;   /* its gradient has the statistics dtype */
-    bool stat;    /* it has the statistics dtype itself */
-    double scale; /* values are uniform in +-scale; 0 stands for 1 */
-    bool no_grad; /* backward does not ask for its gradient */
+    bool param;           /* its gradient has the statistics dtype */
+    bool stat;            /* it has the statistics dtype itself */
+    double scale;         /* values are uniform in +-scale; 0 stands for 1 */
+    bool no_grad;         /* backward does not ask for its gradient */
+    bool is_index;        /* int32, without a gradient; compared number by number */
+    const int32_t *index; /* the numbers of such an operand, rows packed */
 } op_value;
 
 /* Pointers of the batch are host pointers; they are copied to the device. */
