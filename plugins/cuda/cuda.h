@@ -59,8 +59,11 @@ typedef struct cuda_clock {
     uint64_t set_at;
 } cuda_clock;
 
+typedef struct cuda_dnn cuda_dnn; /* dnn.c */
+
 typedef struct cuda_device {
     int index;
+    int capability; /* 90: compute capability 9.0 */
     int multiprocessors;
     int64_t shared_bytes; /* of a block, at most */
     char name[128];
@@ -69,6 +72,7 @@ typedef struct cuda_device {
     cuda_fault *fault;    /* host memory */
     int32_t *fault_claim; /* device memory: 0 until the first fault */
     cuda_blas blas;
+    cuda_dnn *dnn; /* NULL: attention runs on own kernels */
     cuda_clock clock;
     pthread_mutex_t lock; /* guards what follows */
     mt_status failed;     /* the sticky failure of enqueued work */
@@ -160,7 +164,10 @@ typedef int64_t cuda_work_fn(const cuda_device *d, const mt_op_call *c, bool bac
 
 typedef struct cuda_op {
     cuda_op_fn *forward, *backward;
-    cuda_work_fn *workspace; /* NULL: none */
+    cuda_work_fn *workspace; /* what a call needs at least; NULL: none */
+    /* While planning: makes ready what calls within these bounds will use, and returns the work
+     * they then want, no less than workspace(). NULL: nothing to make ready. */
+    cuda_work_fn *plan;
 } cuda_op;
 
 /* C++ gives constants internal linkage unless they were declared so. */

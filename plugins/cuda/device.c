@@ -3,7 +3,7 @@
  * The CUDA device: finding, opening, describing and closing it, its sticky failure, and the
  * interface table.
  */
-#include "cuda.h"
+#include "dnn.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -147,6 +147,7 @@ static void device_close(void *device)
         return;
     cuda_use(d);
     (void)cudaDeviceSynchronize();
+    dnn_close(d);
     cuda_blas_close(d);
     cuda_clock_close(d);
     (void)cudaFreeHost(d->fault);
@@ -170,7 +171,11 @@ static mt_status open_parts(cuda_device *d)
     }
     *d->fault = (cuda_fault){ 0 };
     mt_status st = cuda_clock_open(d);
-    return st == MT_OK ? cuda_blas_open(d) : st;
+    if (st == MT_OK)
+        st = cuda_blas_open(d);
+    if (st == MT_OK)
+        dnn_open(d);
+    return st;
 }
 
 static mt_status device_open(int32_t index, int32_t threads, void **ret_device)
@@ -186,6 +191,7 @@ static mt_status device_open(int32_t index, int32_t threads, void **ret_device)
         return MT_ERR_NOMEM;
     }
     d->index = index;
+    d->capability = p.major * 10 + p.minor;
     d->multiprocessors = p.multiProcessorCount;
     d->shared_bytes = (int64_t)p.sharedMemPerBlockOptin;
     d->memory_total = (int64_t)p.totalGlobalMem;

@@ -38,6 +38,13 @@ static void run(cuda_device *d, cuda_queue *q, const char *name, const cuda_op *
     cuda_launched(d, name);
 }
 
+static int64_t planned_work(const cuda_device *d, const cuda_op *op, const mt_op_call *c,
+                            bool backward)
+{
+    cuda_work_fn *fn = op->plan ? op->plan : op->workspace;
+    return fn ? fn(d, c, backward) : 0;
+}
+
 #define OP_FUNCTIONS(id)                                                                           \
     static void forward_##id(void *device, void *queue, const mt_op_call *c)                       \
     {                                                                                              \
@@ -49,7 +56,7 @@ static void run(cuda_device *d, cuda_queue *q, const char *name, const cuda_op *
     }                                                                                              \
     static int64_t workspace_##id(const void *device, const mt_op_call *c, bool backward)          \
     {                                                                                              \
-        return cuda_op_##id.workspace ? cuda_op_##id.workspace(device, c, backward) : 0;           \
+        return planned_work(device, &cuda_op_##id, c, backward);                                   \
     }
 
 #define OP_KERNEL(id) { sizeof(mt_kernel), 0, #id, forward_##id, backward_##id, workspace_##id },

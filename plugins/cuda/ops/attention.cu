@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention: the choice of the form, the KV slot, and the gradient of the sinks. BF16 runs on
- * tensor cores (attention_forward.cu, attention_backward.cu); FP32, FP64, single queries and
- * unusual dimensions run the simple form (attention_simple.cu). No form uses atomics.
+ * attention: the choice of the form, the KV slot, and the gradient of the sinks. BF16 runs through
+ * cuDNN where that has plans (attention_dnn.cu), else on tensor cores (attention_forward.cu,
+ * attention_backward.cu); FP32, FP64, single queries and unusual dimensions run the simple form
+ * (attention_simple.cu). No form's results depend on timing.
  */
 #include "attention.cuh"
 
@@ -74,6 +75,8 @@ static void attention_forward(cuda_device *d, cuda_queue *q, const mt_op_call *c
         return;
     if (c->kv.k && generates)
         fill_slot(d, q, c);
+    if (!generates && attn_dnn_forward(q, c))
+        return;
     if (dtype == MT_BF16 && !(a.one_document && a.tokens < FEW_QUERIES) &&
         attn_flash_forward(d, q, &a))
         return;
@@ -110,6 +113,11 @@ static int64_t delta_bytes(const mt_op_call *c)
     return align_256(c->d_out[0].rows * attr->heads * (c->d_out[0].dtype == MT_F64 ? 8 : 4));
 }
 
+static int64_t own_work_bytes(const mt_op_call *c)
+{
+    return delta_bytes(c) + align_256(c->d_out[0].rows * (int64_t)sizeof(int32_t));
+}
+
 static void attention_backward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
 {
     attn_args a = args_of(c, &c->d_out[0]);
@@ -129,10 +137,14 @@ static void attention_backward(cuda_device *d, cuda_queue *q, const mt_op_call *
     a.add_v = c->d_accumulate >> ATTN_V & 1u;
     a.delta = c->work;
     a.low = (int32_t *)((char *)c->work + delta_bytes(c));
-    attn_prepare_backward(q, dtype, &a);
-    if (!(dtype == MT_BF16 && attn_flash_backward(d, q, &a)) && !attn_simple_backward(q, dtype, &a))
+    bool sinks = a.sinks && c->d_in[ATTN_SINKS].data;
+    bool done = attn_dnn_backward(q, c, own_work_bytes(c));
+    if (!done || sinks)
+        attn_prepare_backward(q, dtype, &a);
+    if (!done && !(dtype == MT_BF16 && attn_flash_backward(d, q, &a)) &&
+        !attn_simple_backward(q, dtype, &a))
         refuse(d, &a);
-    if (a.sinks && c->d_in[ATTN_SINKS].data)
+    if (sinks)
         FOR_DTYPE(dtype, sink_gradient, q, a, &c->d_in[ATTN_SINKS],
                   c->d_accumulate >> ATTN_SINKS & 1u);
 }
@@ -140,7 +152,13 @@ static void attention_backward(cuda_device *d, cuda_queue *q, const mt_op_call *
 static int64_t attention_workspace(const cuda_device *d, const mt_op_call *c, bool backward)
 {
     (void)d;
-    return backward ? delta_bytes(c) + c->d_out[0].rows * (int64_t)sizeof(int32_t) : 0;
+    return backward ? own_work_bytes(c) : 0;
 }
 
-const cuda_op cuda_op_attention = { attention_forward, attention_backward, attention_workspace };
+static int64_t attention_plan(const cuda_device *d, const mt_op_call *c, bool backward)
+{
+    return attention_workspace(d, c, backward) + attn_dnn_plan(d, c, backward);
+}
+
+const cuda_op cuda_op_attention = { attention_forward, attention_backward, attention_workspace,
+                                    attention_plan };

@@ -73,4 +73,11 @@ void attn_prepare_backward(cuda_queue *q, mt_dtype dtype, const attn_args *a);
 bool attn_flash_forward(cuda_device *d, cuda_queue *q, const attn_args *a);
 bool attn_flash_backward(cuda_device *d, cuda_queue *q, const attn_args *a);
 
+/* Through cuDNN; false where it has no plan for the call. attn_dnn_plan builds the plans that calls
+ * within the bounds of `c` need, and returns the bytes of work they take; backward finds its own
+ * `work_from` bytes into the call's work. */
+int64_t attn_dnn_plan(const cuda_device *d, const mt_op_call *c, bool backward);
+bool attn_dnn_forward(cuda_queue *q, const mt_op_call *c);
+bool attn_dnn_backward(cuda_queue *q, const mt_op_call *c, int64_t work_from);
+
 #endif
