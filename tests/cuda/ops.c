@@ -426,6 +426,9 @@ static op_case attention_case(int64_t t, const int32_t *starts, int64_t document
                   .out = { { .rows = t, .cols = attr->heads * attr->v_dim } },
                   .aux = { { .rows = t, .cols = attr->heads, .stat = true } },
                   .batch = { .tokens = t, .documents = documents, .doc_starts = starts } };
+    for (int64_t i = 0; i < documents; i++)
+        if (starts[i + 1] - starts[i] > c.batch.max_document)
+            c.batch.max_document = starts[i + 1] - starts[i];
     if (sinks)
         c.in[3] = (op_value){ .rows = 1, .cols = attr->heads, .param = true };
     return c;

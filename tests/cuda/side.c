@@ -77,12 +77,25 @@ void sides_open(void)
     fprintf(stderr, "%s, %s\n", info.name, info.details);
 }
 
+void side_open_cudnn(const char *value, side *ret)
+{
+    setenv("MEGATRAIN_CUDNN", value, 1);
+    *ret = (side){ .b = cuda.b };
+    if (ret->b->open(0, 0, &ret->device) != MT_OK ||
+        ret->b->queue_create(ret->device, "test", &ret->queue) != MT_OK)
+        give_up("CUDA");
+}
+
+void side_close(side *s)
+{
+    s->b->queue_destroy(s->device, s->queue);
+    s->b->close(s->device);
+}
+
 void sides_close(void)
 {
-    cuda.b->queue_destroy(cuda.device, cuda.queue);
-    cuda.b->close(cuda.device);
-    cpu.b->queue_destroy(cpu.device, cpu.queue);
-    cpu.b->close(cpu.device);
+    side_close(&cuda);
+    side_close(&cpu);
 }
 
 static void *get(size_t n, size_t size)
@@ -319,6 +332,7 @@ void op_run(const side *s, const op_case *c, const op_data *d, const op_how *how
     for (uint32_t i = 0; i < c->n_aux; i++)
         call.aux[i] = tensor(s, &c->aux[i], dtype_of(&c->aux[i], how->dtype), how->pad, NULL, NAN);
     call_kernel(s, k, &call, false);
+    ret->work_bytes[0] = call.work_bytes;
     if (!how->forward_only) {
         mt_op_call back = call;
         for (uint32_t i = 0; i < c->n_in; i++) {
@@ -337,6 +351,7 @@ void op_run(const side *s, const op_case *c, const op_data *d, const op_how *how
                 back.d_out[i] = tensor(s, &c->out[i], dtype_of(&c->out[i], how->dtype), how->pad,
                                        d->d_out[i], 0);
         call_kernel(s, k, &back, true);
+        ret->work_bytes[1] = back.work_bytes;
         for (uint32_t i = 0; i < c->n_out; i++)
             if (back.d_out[i].data)
                 side_free(s, back.d_out[i].data, bytes_of(&back.d_out[i]));

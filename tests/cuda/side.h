@@ -23,6 +23,10 @@ extern side cpu, cuda;
 void sides_open(void);
 void sides_close(void);
 
+/* One more device of the CUDA backend, with `value` for the variable MEGATRAIN_CUDNN. */
+void side_open_cudnn(const char *value, side *ret);
+void side_close(side *s);
+
 typedef struct op_value {
     int64_t rows, cols;
     bool param;           /* its gradient has the statistics dtype */
@@ -60,7 +64,8 @@ void op_data_free(op_data *d);
 /* Every number as double, rows packed. */
 typedef struct op_result {
     double *out[MT_OP_MAX_OUT], *aux[MT_OP_MAX_AUX], *d_in[MT_OP_MAX_IN];
-    double *logits; /* [n_logit_rows, vocab] where the batch asks for them */
+    double *logits;        /* [n_logit_rows, vocab] where the batch asks for them */
+    int64_t work_bytes[2]; /* of forward and of backward */
 } op_result;
 void op_run(const side *s, const op_case *c, const op_data *d, const op_how *how, op_result *ret);
 void op_result_free(op_result *r);
