@@ -4,6 +4,9 @@
  * beside the ceiling of an H200 machine for that kind of work. BF16.
  *
  *     bench-cuda-ops cuda.so [NAME]     only lines whose name begins with NAME
+ *
+ * Attention is measured on the own kernels and through cuDNN; where cuDNN has no plan, as its log
+ * says with MEGATRAIN_BENCH_LOG=1, both are the own kernels.
  */
 #include <dlfcn.h>
 #include <megatrain/backend.h>
@@ -38,7 +41,8 @@ static void host_error(const char *fmt, ...)
 
 static void host_log(mt_log_level level, const char *fmt, ...)
 {
-    (void)level;
+    if (level == MT_LOG_DEBUG && !getenv("MEGATRAIN_BENCH_LOG"))
+        return;
     va_list args;
     va_start(args, fmt);
     vfprintf(stderr, fmt, args);
@@ -211,8 +215,8 @@ static void head(int64_t t)
     release();
 }
 
-static void attention(int64_t t, int64_t document, int heads, int kv_heads, int dim, mt_dtype dtype,
-                      double top, double top_back)
+static void attention(const char *form, int64_t t, int64_t document, int heads, int kv_heads,
+                      int dim, mt_dtype dtype, double top, double top_back)
 {
     char name[64];
     if (!wanted("attention"))
@@ -235,15 +239,15 @@ static void attention(int64_t t, int64_t document, int heads, int kv_heads, int 
     c.aux[0] = tensor(t, heads, MT_F32);
     double pairs = (double)n * (double)document * (double)(document + 1) / 2;
     double flops = 4.0 * pairs * heads * dim;
-    snprintf(name, sizeof name, "attention %s D%d T %d forward", mt_dtype_name(dtype), dim,
-             (int)document);
+    snprintf(name, sizeof name, "attention %s D%d T %d fwd %s", mt_dtype_name(dtype), dim,
+             (int)document, form);
     run(name, "attention", &c, false, flops, "TFLOP/s", top);
     c.d_out[0] = tensor(t, heads * dim, dtype);
     c.d_in[0] = tensor(t, heads * dim, dtype);
     c.d_in[1] = tensor(t, kv_heads * dim, dtype);
     c.d_in[2] = tensor(t, kv_heads * dim, dtype);
-    snprintf(name, sizeof name, "attention %s D%d T %d backward", mt_dtype_name(dtype), dim,
-             (int)document);
+    snprintf(name, sizeof name, "attention %s D%d T %d bwd %s", mt_dtype_name(dtype), dim,
+             (int)document, form);
     run(name, "attention", &c, true, 2.5 * flops, "TFLOP/s", top_back);
     free(starts);
     release();
@@ -382,6 +386,28 @@ static void interface_members(void)
     b->host_free(device, host, 4 * n);
 }
 
+static void attentions(const char *form, int64_t t)
+{
+    attention(form, t, 1024, HEADS, KV_HEADS, DIM, MT_BF16, 449, 279);
+    attention(form, t, 4096, HEADS, KV_HEADS, DIM, MT_BF16, 603, 473);
+    attention(form, 32768, 32768, HEADS, KV_HEADS, DIM, MT_BF16, 610, 535);
+    attention(form, t, 4096, 32, 8, 64, MT_BF16, 438, 375);
+    attention(form, t, 4096, 16, 8, 256, MT_BF16, 604, 349);
+}
+
+static void open_device(const char *cudnn)
+{
+    setenv("MEGATRAIN_CUDNN", cudnn, 1);
+    if (b->open(0, 0, &device) != MT_OK || b->queue_create(device, "bench", &queue) != MT_OK)
+        exit(1);
+}
+
+static void close_device(void)
+{
+    b->queue_destroy(device, queue);
+    b->close(device);
+}
+
 int main(int argc, char **argv)
 {
     static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR, host_error, host_log };
@@ -400,8 +426,7 @@ int main(int argc, char **argv)
     b = p->get_interface(MT_BACKEND_INTERFACE);
     if (b->probe() != MT_OK)
         return SKIP;
-    if (b->open(0, 0, &device) != MT_OK || b->queue_create(device, "bench", &queue) != MT_OK)
-        return 1;
+    open_device("0");
     const int64_t t = 8192;
     interface_members();
     linear("linear qkv", t, (HEADS + 2 * KV_HEADS) * DIM, HIDDEN, true);
@@ -409,18 +434,18 @@ int main(int argc, char **argv)
     linear("linear gate, up", t, 2 * FFN, HIDDEN, false);
     linear("linear down", t, HIDDEN, FFN, false);
     head(t);
-    attention(t, 1024, HEADS, KV_HEADS, DIM, MT_BF16, 449, 279);
-    attention(t, 4096, HEADS, KV_HEADS, DIM, MT_BF16, 603, 473);
-    attention(32768, 32768, HEADS, KV_HEADS, DIM, MT_BF16, 610, 535);
-    attention(t, 4096, 32, 8, 64, MT_BF16, 438, 375);
-    attention(t, 4096, 16, 8, 256, MT_BF16, 604, 349);
-    attention(t, 1024, HEADS, KV_HEADS, DIM, MT_F32, ceiling_f32, ceiling_f32);
+    attention("own", t, 1024, HEADS, KV_HEADS, DIM, MT_F32, ceiling_f32, ceiling_f32);
+    attentions("own", t);
     norm(t);
     rope(t, HEADS, "rope q");
     rope(t, KV_HEADS, "rope k");
     elementwise(t);
     embedding(t);
-    b->queue_destroy(device, queue);
-    b->close(device);
+    close_device();
+    if (wanted("attention")) {
+        open_device("1");
+        attentions("cuDNN", t);
+        close_device();
+    }
     return 0;
 }
