@@ -4,7 +4,7 @@
  */
 #include "bench.h"
 
-static const cli_command *const benches[] = { &cli_bench_step };
+static const cli_command *const benches[] = { &cli_bench_hardware, &cli_bench_step };
 enum { BENCHES = sizeof benches / sizeof benches[0] };
 
 static int run_bench(const cli_command *self, int argc, char **argv)
@@ -19,18 +19,20 @@ static int run_bench(const cli_command *self, int argc, char **argv)
     if (rc != CLI_GO_ON)
         return rc;
     if (!words)
-        return cli_usage(self, "what? `step`");
+        return cli_usage(self, "what? `hardware` or `step`");
     const char *nearest = cli_nearest(argv[0], names);
     return nearest ? cli_usage(self, "unknown '%s'; did you mean '%s'?", argv[0], nearest)
-                   : cli_usage(self, "unknown '%s'; it is `step`", argv[0]);
+                   : cli_usage(self, "unknown '%s'; one of hardware, step", argv[0]);
 }
 
 const cli_command cli_bench = {
     .name = "bench",
-    .words = "step MODEL ... [options]",
-    .brief = "measure training steps of a model on this machine",
-    .help = "step measures whole training steps of a model, beside what the machine could do at\n"
-            "best. `megatrain bench step --help` tells more.",
+    .words = "hardware | step MODEL ... [options]",
+    .brief = "measure this machine, or training steps of a model on it",
+    .help =
+        "hardware measures what this machine can do, and keeps it as the profile that plans are\n"
+        "made with; step measures whole training steps of a model beside that. `megatrain bench\n"
+        "hardware --help` and `megatrain bench step --help` tell more.",
     .example = "example: how fast would TinyLlama train here?\n"
                "  megatrain bench step arch/llama/models/tinyllama-1.1b.yaml --tokens 4k",
     .run = run_bench,

@@ -7,6 +7,6 @@
 
 #include "cli.h"
 
-extern const cli_command cli_bench_step;
+extern const cli_command cli_bench_hardware, cli_bench_step;
 
 #endif

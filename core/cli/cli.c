@@ -13,6 +13,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* A name of one letter is written with one dash. */
+static const char *dashes(const char *name)
+{
+    return name[0] && !name[1] ? "-" : "--";
+}
+
 /* ---- help ------------------------------------------------------------------------------------ */
 
 static void print_help(const cli_command *self, const cli_option *options)
@@ -20,7 +26,8 @@ static void print_help(const cli_command *self, const cli_option *options)
     printf("usage: megatrain %s %s\n\n%s\n\noptions:\n", self->name, self->words, self->help);
     for (const cli_option *o = options; o->name; o++) {
         char left[64];
-        snprintf(left, sizeof left, "--%s%s%s", o->name, o->arg ? " " : "", o->arg ? o->arg : "");
+        snprintf(left, sizeof left, "%s%s%s%s", dashes(o->name), o->name, o->arg ? " " : "",
+                 o->arg ? o->arg : "");
         printf("  %-22s %s\n", left, o->help);
     }
     printf("  %-22s %s\n\n%s\n", "--help", "show this", self->example);
@@ -73,28 +80,31 @@ static int set_value(const cli_command *self, const cli_option *o, const char *t
     char *end = NULL;
     errno = 0;
     if (!*text)
-        return cli_usage(self, "--%s is empty; it needs a value: --%s %s", o->name, o->name,
-                         o->arg ? o->arg : "");
+        return cli_usage(self, "%s%s is empty; it needs a value: %s%s %s", dashes(o->name), o->name,
+                         dashes(o->name), o->name, o->arg ? o->arg : "");
     switch (o->kind) {
     case CLI_FLAG:
-        return cli_usage(self, "--%s takes no value, but '%s' was given", o->name, text);
+        return cli_usage(self, "%s%s takes no value, but '%s' was given", dashes(o->name), o->name,
+                         text);
     case CLI_TEXT:
         *(const char **)o->value = text;
         return CLI_GO_ON;
     case CLI_INT:
         *(int64_t *)o->value = strtoll(text, &end, 10);
         if (end == text || *end || errno)
-            return cli_usage(self, "--%s must be a whole number, not '%s'", o->name, text);
+            return cli_usage(self, "%s%s must be a whole number, not '%s'", dashes(o->name),
+                             o->name, text);
         return CLI_GO_ON;
     case CLI_REAL:
         *(double *)o->value = strtod(text, &end);
         if (end == text || *end || errno)
-            return cli_usage(self, "--%s must be a number, not '%s'", o->name, text);
+            return cli_usage(self, "%s%s must be a number, not '%s'", dashes(o->name), o->name,
+                             text);
         return CLI_GO_ON;
     case CLI_LIST: {
         cli_list *l = o->value;
         if (l->n == CLI_MAX_PLUGIN_DIRS)
-            return cli_usage(self, "--%s is given more than %d times", o->name,
+            return cli_usage(self, "%s%s is given more than %d times", dashes(o->name), o->name,
                              CLI_MAX_PLUGIN_DIRS);
         l->item[l->n++] = text;
         return CLI_GO_ON;
@@ -125,7 +135,8 @@ int cli_parse(const cli_command *self, const cli_option *options, int argc, char
         const char *name = a + (a[1] == '-' ? 2 : 1);
         size_t n = strcspn(name, "=");
         const cli_option *o = options;
-        while (o->name && (a[1] != '-' || strlen(o->name) != n || strncmp(o->name, name, n) != 0))
+        while (o->name && (strlen(o->name) != n || strncmp(o->name, name, n) != 0 ||
+                           (a[1] == '-') != (dashes(o->name)[1] == '-')))
             o++;
         if (!o->name)
             return unknown_option(self, options, name, n);
@@ -137,7 +148,8 @@ int cli_parse(const cli_command *self, const cli_option *options, int argc, char
         else if (++i < argc)
             rc = set_value(self, o, argv[i]);
         else
-            rc = cli_usage(self, "--%s needs a value: --%s %s", o->name, o->name, o->arg);
+            rc = cli_usage(self, "%s%s needs a value: %s%s %s", dashes(o->name), o->name,
+                           dashes(o->name), o->name, o->arg);
         if (rc != CLI_GO_ON)
             return rc;
     }

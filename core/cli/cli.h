@@ -25,8 +25,8 @@ typedef struct cli_list {
 
 typedef enum cli_kind { CLI_FLAG, CLI_TEXT, CLI_INT, CLI_REAL, CLI_LIST } cli_kind;
 
-/* One `--name`. `value` points to bool, const char *, int64_t, double or cli_list and holds the
- * default. */
+/* One `--name`, or `-n` when the name is one letter. `value` points to bool, const char *, int64_t,
+ * double or cli_list and holds the default. */
 typedef struct cli_option {
     const char *name; /* without dashes; NULL ends a table */
     cli_kind kind;

@@ -6,55 +6,18 @@
 #include "plan.h"
 
 #include "../base/status.h"
+#include "probe.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { COPY_BYTES = 32 << 20, SWEEP_FLOATS = 4 << 20, MAX_THREADS = 128, MAX_EDGE = 8192 };
 
-/* On a machine that does other work too, a single call can take many times as long as those of a
- * run do on average. */
 enum { REPETITIONS = 5 };
-static const double long_enough = 0.003, too_long = 0.1; /* s */
-
-typedef struct probe {
-    const mt_backend *b;
-    void *device, *queue;
-    uint64_t *ns; /* [2] when the queue began and ended, written by itself */
-} probe;
-
-/* Seconds that the queue spends on what `enqueue` puts there: the best of several. */
-static double best_seconds(const probe *p, void (*enqueue)(const probe *, const void *),
-                           const void *arg)
-{
-    double best = INFINITY, total = 0;
-    /* The first call of a shape may set things up. */
-    for (int i = 0; i < 2 || (i < REPETITIONS && total < too_long); i++) {
-        p->b->timestamp(p->device, p->queue, &p->ns[0]);
-        enqueue(p, arg);
-        p->b->timestamp(p->device, p->queue, &p->ns[1]);
-        p->b->queue_sync(p->device, p->queue);
-        double took = fmax((double)(p->ns[1] - p->ns[0]) * 1e-9, 1e-9);
-        best = fmin(best, took);
-        total += took;
-    }
-    return best;
-}
-
-typedef struct kernel_call {
-    const mt_kernel *kernel;
-    mt_op_call call;
-} kernel_call;
-
-static void enqueue_forward(const probe *p, const void *arg)
-{
-    const kernel_call *c = arg;
-    c->kernel->forward(p->device, p->queue, &c->call);
-}
+static const double long_enough = 0.003; /* s */
 
 /* FLOP/s of y = x w^T, edge x edge x edge, growing until one call takes long enough to time. */
 static mt_status measure_gemm(const probe *p, mt_dtype compute, double *ret)
@@ -69,12 +32,13 @@ static mt_status measure_gemm(const probe *p, mt_dtype compute, double *ret)
         if (st < 0)
             return st;
         p->b->fill(p->device, p->queue, memory, 0, 3 * bytes);
-        kernel_call c = { k,
-                          { .struct_size = sizeof c.call,
-                            .pass = MT_PASS_EVAL,
-                            .n_in = 3,
-                            .n_out = 1,
-                            .batch.tokens = edge } };
+        probe_kernel c = { k,
+                           { .struct_size = sizeof c.call,
+                             .pass = MT_PASS_EVAL,
+                             .n_in = 3,
+                             .n_out = 1,
+                             .batch.tokens = edge },
+                           false };
         mt_tensor t = { memory, edge, edge, edge, compute, 0 };
         c.call.in[0] = t;
         t.data = (char *)memory + bytes;
@@ -88,7 +52,7 @@ static mt_status measure_gemm(const probe *p, mt_dtype compute, double *ret)
         if (st == MT_OK) {
             c.call.work = work;
             c.call.work_bytes = work_bytes;
-            seconds = best_seconds(p, enqueue_forward, &c);
+            seconds = probe_best(p, probe_enqueue_kernel, &c);
         }
         if (work)
             p->b->device_free(p->device, work, work_bytes);
@@ -128,19 +92,12 @@ static mt_status measure_copies(const probe *p, plan_profile *ret)
     st = p->b->device_alloc(p->device, COPY_BYTES, &c.device);
     if (st == MT_OK) {
         memset(c.host, 0, COPY_BYTES);
-        ret->copy_in = COPY_BYTES / best_seconds(p, enqueue_in, &c);
-        ret->copy_out = COPY_BYTES / best_seconds(p, enqueue_out, &c);
+        ret->copy_in = COPY_BYTES / probe_best(p, enqueue_in, &c);
+        ret->copy_out = COPY_BYTES / probe_best(p, enqueue_out, &c);
         p->b->device_free(p->device, c.device, COPY_BYTES);
     }
     p->b->host_free(p->device, c.host, COPY_BYTES);
     return st;
-}
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 static void *sweep(void *arg)
@@ -163,7 +120,7 @@ static mt_status measure_host(double *ret)
     int started = 0;
     double best = 0;
     for (int round = 0; round < REPETITIONS; round++) { /* the first one touches the pages */
-        double from = now();
+        double from = probe_now();
         started = 0;
         while (started < n - 1 && pthread_create(&thread[started], NULL, sweep,
                                                  x + (int64_t)(started + 1) * SWEEP_FLOATS) == 0)
@@ -171,7 +128,8 @@ static mt_status measure_host(double *ret)
         sweep(x);
         for (int i = 0; i < started; i++)
             pthread_join(thread[i], NULL);
-        best = fmax(best, 2.0 * sizeof(float) * SWEEP_FLOATS * (started + 1) / (now() - from));
+        best =
+            fmax(best, 2.0 * sizeof(float) * SWEEP_FLOATS * (started + 1) / (probe_now() - from));
     }
     free(x);
     *ret = best;
@@ -181,15 +139,10 @@ static mt_status measure_host(double *ret)
 mt_status plan_measure(const mt_backend *backend, void *device, mt_dtype compute, plan_profile *ret)
 {
     plan_profile f = { 0 };
-    probe p = { backend, device, NULL, NULL };
-    void *ns = NULL;
-    mt_status st = backend->queue_create(device, "measure", &p.queue);
+    probe p = { 0 };
+    mt_status st = probe_open(backend, device, &p);
     if (st < 0)
         return st;
-    st = backend->host_alloc(device, 2 * sizeof *p.ns, &ns);
-    if (st < 0)
-        goto out;
-    p.ns = ns;
     st = measure_gemm(&p, compute, &f.gemm_flops);
     if (st == MT_OK)
         st = measure_copies(&p, &f);
@@ -197,12 +150,10 @@ mt_status plan_measure(const mt_backend *backend, void *device, mt_dtype compute
         st = measure_host(&f.host_bandwidth);
     if (st == MT_OK)
         st = backend->error(device);
-    backend->host_free(device, ns, 2 * sizeof *p.ns);
+    probe_close(&p);
     if (st < 0)
-        goto out;
+        return st;
     f.attn_flops = f.gemm_flops / 2; /* good kernels reach about that: GPUs and CPUs alike */
     *ret = f;
-out:
-    backend->queue_destroy(device, p.queue);
-    return st;
+    return MT_OK;
 }

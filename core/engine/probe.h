@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Timing what a device's queue does: shared by the short measurement of the plan and the long one
+ * of `bench hardware`.
+ */
+#ifndef MT_CORE_PROBE_H
+#define MT_CORE_PROBE_H
+
+#include <megatrain/backend.h>
+
+typedef struct probe {
+    const mt_backend *b;
+    void *device, *queue;
+    uint64_t *ns; /* [2] when the queue began and ended, written by itself */
+} probe;
+
+/* [main] */
+mt_status probe_open(const mt_backend *b, void *device, probe *ret);
+void probe_close(probe *p); /* accepts { 0 } */
+
+/* Seconds that the queue spends on what `enqueue` puts there: the least of several times, since on
+ * a machine that does other work too a single one can take many times as long as those of a run do
+ * on average. [main] */
+double probe_best(const probe *p, void (*enqueue)(const probe *p, const void *arg),
+                  const void *arg);
+
+/* A kernel call for probe_best. */
+typedef struct probe_kernel {
+    const mt_kernel *kernel;
+    mt_op_call call;
+    bool backward;
+} probe_kernel;
+
+void probe_enqueue_kernel(const probe *p, const void *kernel_call);
+
+double probe_now(void); /* seconds of the monotonic clock */
+
+#endif
