@@ -12,6 +12,7 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 /* Figures of one size, per step unless they are rates. */
 typedef struct figures {
@@ -117,6 +118,18 @@ static void print_rates(const step_report *r, const figures *f)
         f->update_rate / f->update_ceiling);
 }
 
+static human_text ceilings_source(const session *s)
+{
+    human_text t;
+    time_t when = (time_t)s->measured_at;
+    struct tm date;
+    if (!when || !gmtime_r(&when, &date))
+        snprintf(t.s, sizeof t.s, "measured just now, roughly");
+    else
+        strftime(t.s, sizeof t.s, "the profile of %Y-%m-%d", &date);
+    return t;
+}
+
 void report_begin(const step_report *r)
 {
     printf("model      %s, %s parameters in %d units\n", r->model,
@@ -125,6 +138,7 @@ void report_begin(const step_report *r)
            mt_dtype_name(r->s->compute));
     printf("optimizer  %s, %s\n", r->run->optimizer,
            r->run->max_grad_norm > 0 ? "clipping" : "no clipping");
+    printf("ceilings   %s\n", ceilings_source(r->s).s);
     printf("data       documents of %lld random tokens\n", (long long)r->run->max_seq_len);
     fflush(stdout);
 }
@@ -229,9 +243,10 @@ mt_status report_write(const step_report *r, const char *path)
     for (int32_t i = 0; i < r->n; i++)
         json_array_append_new(sizes, json_size(r, &r->size[i]));
     json_t *ceilings =
-        json_pack("{s:f, s:f, s:f, s:f, s:f, s:f}", "gemm_flops_per_second", top->gemm_flops,
-                  "attention_flops_per_second", top->attn_flops, "copy_in_bytes_per_second",
-                  top->copy_in, "copy_out_bytes_per_second", top->copy_out, "host_bytes_per_second",
+        json_pack("{s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "measured_at", (json_int_t)s->measured_at,
+                  "gemm_flops_per_second", top->gemm_flops, "attention_flops_per_second",
+                  top->attn_flops, "copy_in_bytes_per_second", top->copy_in,
+                  "copy_out_bytes_per_second", top->copy_out, "host_bytes_per_second",
                   top->host_bandwidth, "updates_per_second", top->host_bandwidth / update_bytes(s));
     json_t *root =
         json_pack("{s:s, s:i, s:s, s:I, s:s, s:s, s:s, s:s, s:f, s:I, s:o, s:o}", "format",

@@ -3,6 +3,7 @@
  * megatrain plan: what a run would take, before anything is allocated.
  */
 #include "../../plugins/host/registry.h"
+#include "../train/human.h"
 #include "../train/session.h"
 #include "cli.h"
 
@@ -17,7 +18,11 @@ static void print_line(void *arg, const char *text)
 static int run_plan(const cli_command *self, int argc, char **argv)
 {
     cli_list dirs = { 0 };
-    const cli_option options[] = { CLI_PLUGIN_DIR(&dirs), { 0 } };
+    const char *profile = NULL;
+    const cli_option options[] = { { "profile", CLI_TEXT, &profile, "FILE",
+                                     "plan for the machine that this was measured on" },
+                                   CLI_PLUGIN_DIR(&dirs),
+                                   { 0 } };
     int words = 0, rc = cli_parse(self, options, argc, argv, &words);
     run_manifest *run = NULL;
     if (rc == CLI_GO_ON)
@@ -27,8 +32,13 @@ static int run_plan(const cli_command *self, int argc, char **argv)
 
     session s = { 0 };
     mt_status st = cli_find_plugins(&dirs);
+    if (st == MT_OK && profile)
+        st = session_use_profile(&s, profile);
     if (st == MT_OK)
         st = session_open_run(&s, run, true);
+    if (st == MT_OK && profile)
+        printf("for %s: %s %s, %s of host memory\n", s.elsewhere->host, s.elsewhere->kind,
+               s.info.name, human_bytes(s.elsewhere->host_memory).s);
     if (st == MT_OK)
         plan_print(s.plan, false, print_line, NULL);
     rc = cli_exit(st);
@@ -42,9 +52,12 @@ const cli_command cli_plan = {
     .name = "plan",
     .words = "RUN.yaml [key=value ...] [options]",
     .brief = "show the memory and time that a run would take",
-    .help = "Plans the run of RUN.yaml and allocates nothing: bytes per tier and kind, what each\n"
-            "unit keeps for backward, and the step time to expect with what bounds it. `train`\n"
-            "makes the same plan, to the byte, and refuses what does not fit.",
+    .help =
+        "Plans the run of RUN.yaml and allocates nothing: bytes per tier and kind, what each\n"
+        "unit keeps for backward, and the step time to expect with what bounds it. `train`\n"
+        "makes the same plan, to the byte, and refuses what does not fit. With --profile the plan\n"
+        "is for another machine, on which `megatrain bench hardware -o FILE` wrote FILE.",
+
     .example = "example: would longer sequences fit?\n"
                "  megatrain plan runs/shakespeare.yaml data.max_seq_len=4096",
     .run = run_plan,

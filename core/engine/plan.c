@@ -479,8 +479,13 @@ static limits find_limits(const plan_request *r, const mt_backend *backend, cons
 {
     mt_device_info info = { .struct_size = sizeof info };
     backend->info(device, &info);
+    int64_t host = r->machine ? r->machine->host : host_memory_available();
+    if (r->machine) {
+        info.unified = r->machine->unified;
+        info.memory_free = r->machine->device;
+    }
     limits lim = { .unified = info.unified != 0 };
-    lim.host = r->host_limit == PLAN_AUTO ? host_memory_available() : r->host_limit;
+    lim.host = r->host_limit == PLAN_AUTO ? host : r->host_limit;
     if (r->device_limit != PLAN_AUTO)
         lim.device = r->device_limit;
     else if (lim.unified)

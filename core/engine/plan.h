@@ -18,6 +18,12 @@ typedef struct plan_profile {
     double host_bandwidth;    /* bytes/s that all optimizer workers together reach */
 } plan_profile;
 
+/* The memory of a machine other than this one, bytes free. */
+typedef struct plan_machine {
+    int64_t device, host;
+    bool unified; /* both are the same */
+} plan_machine;
+
 /* Where the gradients of a step with several groups are summed. */
 typedef enum plan_gradients {
     PLAN_GRADIENTS_AUTO = 0,
@@ -36,12 +42,13 @@ typedef struct plan_request {
     int32_t policy;         /* tpl_policy for all units, or PLAN_AUTO */
     int32_t weight_buffers; /* units in flight, >= 2; PLAN_AUTO */
     plan_gradients gradients;
-    mt_dtype gradient_dtype; /* what gradients leave the device as: MT_F32, MT_BF16 */
-    int64_t device_limit;    /* bytes; PLAN_AUTO: what the device has free, less a margin */
-    int64_t host_limit;      /* bytes; PLAN_AUTO: what the cgroup or the machine has */
-    double max_grad_norm;    /* 0: clipping off, immediate updates, no gradient plane */
-    bool training;           /* false: eval and generation only, no states, no gradients */
-    int64_t context;         /* generation: tokens of the KV cache; 0: none */
+    mt_dtype gradient_dtype;     /* what gradients leave the device as: MT_F32, MT_BF16 */
+    int64_t device_limit;        /* bytes; PLAN_AUTO: what the device has free, less a margin */
+    int64_t host_limit;          /* bytes; PLAN_AUTO: what the cgroup or the machine has */
+    const plan_machine *machine; /* NULL: this one; outlives the plan */
+    double max_grad_norm;        /* 0: clipping off, immediate updates, no gradient plane */
+    bool training;               /* false: eval and generation only, no states, no gradients */
+    int64_t context;             /* generation: tokens of the KV cache; 0: none */
     uint32_t n_states;
     mt_state_spec states[MT_OPTIM_MAX_STATES];
 } plan_request;

@@ -10,6 +10,7 @@
 #include "checkpoint.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 /* Puts the place of `key` in front of the present text, so that the user finds what to change. */
 static mt_status blame(const mt_config *c, const char *key)
@@ -49,24 +50,59 @@ static mt_status choose_compute(session *s, const char *precision)
     return MT_OK;
 }
 
+mt_status session_use_profile(session *s, const char *path)
+{
+    s->elsewhere = calloc(1, sizeof *s->elsewhere);
+    if (!s->elsewhere)
+        return status_nomem("a profile", sizeof *s->elsewhere);
+    mt_status st = profile_read(path, s->elsewhere);
+    s->machine = (plan_machine){ .device = s->elsewhere->device.memory_free,
+                                 .host = s->elsewhere->host_memory,
+                                 .unified = s->elsewhere->device.unified != 0 };
+    return st;
+}
+
+static mt_status find_device(session *s, const char *kind)
+{
+    if (strcmp(kind, "auto") != 0) {
+        mt_status st = find_backend(kind, &s->backend);
+        return st == MT_OK ? st : status_prefix(st, "device '%s'", kind);
+    }
+    if (find_backend("cuda", &s->backend) == MT_OK)
+        return MT_OK;
+    log_write(MT_LOG_INFO, "device: cpu (no cuda: %s)", status_text());
+    mt_status st = find_backend("cpu", &s->backend);
+    return st == MT_OK ? st : status_prefix(st, "device 'cpu'");
+}
+
+/* The backend of the profile's kind where it can be had, else the CPU's, which knows the same
+ * operations but needs other scratch memory for them. */
+static mt_status find_stand_in(session *s, const char *kind)
+{
+    const hardware *h = s->elsewhere;
+    if (strcmp(kind, "auto") != 0 && strcmp(kind, h->kind) != 0)
+        return status_set(MT_ERR_INVALID, "device '%s': the profile is of a device '%s'", kind,
+                          h->kind);
+    if (find_backend(h->kind, &s->backend) == MT_OK)
+        return MT_OK;
+    log_write(MT_LOG_INFO, "no device '%s' here: workspaces are planned as the CPU needs them",
+              h->kind);
+    mt_status st = find_backend("cpu", &s->backend);
+    return st == MT_OK ? st : status_prefix(st, "device 'cpu'");
+}
+
 mt_status session_open_device(session *s, const char *kind, const char *precision, int64_t threads)
 {
-    mt_status st = MT_ERR_NOT_FOUND;
-    if (strcmp(kind, "auto") != 0) {
-        st = find_backend(kind, &s->backend);
-        if (st != MT_OK)
-            return status_prefix(st, "device '%s'", kind);
-    } else if (find_backend("cuda", &s->backend) != MT_OK) {
-        log_write(MT_LOG_INFO, "device: cpu (no cuda: %s)", status_text());
-        st = find_backend("cpu", &s->backend);
-        if (st != MT_OK)
-            return status_prefix(st, "device 'cpu'");
-    }
+    mt_status st = s->elsewhere ? find_stand_in(s, kind) : find_device(s, kind);
+    if (st != MT_OK)
+        return st;
     st = s->backend->open(0, (int32_t)threads, &s->device);
     if (st != MT_OK)
         return status_prefix(st, "device '%s'", s->backend->kind);
     s->info.struct_size = sizeof s->info;
     s->backend->info(s->device, &s->info);
+    if (s->elsewhere)
+        s->info = s->elsewhere->device;
     return choose_compute(s, precision);
 }
 
@@ -183,15 +219,44 @@ mt_status session_open_validation(const session *s, const run_manifest *run, dat
 
 /* ---- plan, store, engine --------------------------------------------------------------------- */
 
+/* From the cached profile of this device, when there is one that can be used. */
+static bool use_cache(session *s, int64_t document)
+{
+    hardware *h = calloc(1, sizeof *h);
+    mt_status st = h ? profile_find(s->backend->kind, &s->info, h) : MT_ERR_NOT_FOUND;
+    if (st == MT_OK)
+        st = hardware_profile(h, s->compute, document, &s->profile);
+    if (st == MT_OK)
+        s->measured_at = h->measured_at;
+    else if (st != MT_ERR_NOT_FOUND)
+        log_write(MT_LOG_INFO, "the hardware profile is not used: %s", status_text());
+    free(h);
+    return st == MT_OK;
+}
+
+/* What the machine can do, for documents of up to that many tokens. */
+static mt_status find_profile(session *s, int64_t document)
+{
+    mt_status st = MT_OK;
+    const hardware *h = s->elsewhere;
+    if (s->measured)
+        return MT_OK;
+    if (h) {
+        st = hardware_profile(h, s->compute, document, &s->profile);
+        s->measured_at = h->measured_at;
+    } else if (!use_cache(s, document)) {
+        st = plan_measure(s->backend, s->device, s->compute, &s->profile);
+    }
+    s->measured = st == MT_OK;
+    return st;
+}
+
 static mt_status make_plan(session *s, const plan_request *request)
 {
-    if (!s->measured) {
-        mt_status st = plan_measure(s->backend, s->device, s->compute, &s->profile);
-        if (st != MT_OK)
-            return st;
-        s->measured = true;
-    }
-    return plan_create(s->model, request, &s->profile, s->backend, s->device, &s->plan);
+    mt_status st = find_profile(s, request->max_seq_len);
+    return st == MT_OK
+               ? plan_create(s->model, request, &s->profile, s->backend, s->device, &s->plan)
+               : st;
 }
 
 static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tokens,
@@ -210,6 +275,7 @@ static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tok
                                  run->gradient_dtype == RUN_GRADIENT_BF16 ? MT_BF16 : MT_F32,
                              .device_limit = run->memory_device,
                              .host_limit = run->memory_host,
+                             .machine = s->elsewhere ? &s->machine : NULL,
                              .max_grad_norm = training ? run->max_grad_norm : 0,
                              .training = training,
                              .n_states = training ? s->n_states : 0 };
@@ -335,5 +401,6 @@ void session_close(session *s)
     model_source_close(&s->source);
     if (s->backend)
         s->backend->close(s->device);
+    free(s->elsewhere);
     *s = (session){ 0 };
 }

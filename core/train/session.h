@@ -9,11 +9,16 @@
 #include "../engine/engine.h"
 #include "../manifest/run.h"
 #include "data.h"
+#include "profile.h"
 
 /* The format of weights and checkpoints. */
 #define SESSION_FORMAT "safetensors"
 
 typedef struct session {
+    /* session_use_profile: owned; `info` below is then the device of the profile, which a backend
+     * of this machine stands in for */
+    hardware *elsewhere;
+    plan_machine machine; /* its memory */
     /* session_open_device */
     const mt_backend *backend;
     void *device;
@@ -36,6 +41,7 @@ typedef struct session {
     /* session_make_plan, session_start */
     bool measured;
     plan_profile profile; /* of the device, when measured */
+    int64_t measured_at;  /* Unix time; 0: just now, roughly */
     plan *plan;
     store *store;
     engine *engine;
@@ -51,6 +57,10 @@ typedef struct session_engine_options {
 } session_engine_options;
 
 /* A session starts as { 0 }; every function below needs a registry that is initialised. [main] */
+
+/* Plans will be for the machine that the profile at `path` was measured on. Before
+ * session_open_device; nothing can be started then. */
+mt_status session_use_profile(session *s, const char *path);
 
 /* `kind` is a backend's name or "auto": CUDA where a plugin for it exists and finds a device, else
  * the CPU (said in one line of the log). `precision` is "auto", "fp32" or "bf16". threads <= 0: all

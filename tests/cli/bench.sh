@@ -61,4 +61,77 @@ expect 1 'precision' -- "${small[@]}" precision=fp8
 expect 1 "unknown key 'bet1'" -- "${small[@]}" optimizer.bet1=0.9
 expect 1 'no/such/folder/x: cannot write' -- "${small[@]}" --tokens 64 --json no/such/folder/x
 expect 1 'no/such/folder/x: cannot write the trace' -- "${small[@]}" --tokens 64 --trace no/such/folder/x
+# ---- hardware ------------------------------------------------------------------------------------
+
+expect 0 'copies between host and device' 'GEMM' 'attention' 'Gparam/s' 'disk, read' 'profile  here.yaml' \
+    -- bench hardware --device cpu --quick --disk . -o here.yaml
+check 'nothing else is left behind' test -z "$(find . -name '.megatrain-bench-*' -o -name 'here.yaml.tmp*')"
+expect 0 'GEMM' -- bench hardware --device cpu --quick
+check 'a rough profile is not kept' test ! -e "$XDG_CACHE_HOME/megatrain"
+expect 2 "'x' is no option" -- bench hardware x
+expect 2 '-o needs a value: -o FILE' -- bench hardware -o
+expect 2 "unknown option '--o'" -- bench hardware --o=x
+expect 1 'no/such/here.yaml.tmp' -- bench hardware --device cpu --quick -o no/such/here.yaml
+expect 1 'no-such: cannot measure this disk' -- bench hardware --device cpu --quick --disk no-such
+expect 1 "device 'tpu'" -- bench hardware --device tpu --quick
+expect 2 "unknown 'hardwar'; did you mean 'hardware'?" -- bench hardwar
+
+# ---- the cached profile --------------------------------------------------------------------------
+
+write_text text.txt
+write_run run.yaml
+cached=$XDG_CACHE_HOME/megatrain/profile-$(uname -n)-cpu.yaml
+mkdir -p "${cached%/*}"
+today=$(awk '/^measured_at:/ { print strftime("%Y-%m-%d", $2, 1) }' here.yaml 2>/dev/null)
+expect 0 'measured just now' -- "${small[@]}" --tokens 64
+cp here.yaml "$cached"
+expect 0 'ceilings   the profile of' "$today" -- "${small[@]}" --tokens 64 --json bench.json
+check 'measured_at is that of the profile' test "$(number measured_at)" = \
+    "$(sed -n 's/^measured_at: //p' here.yaml)"
+expect 0 'predicted' -- plan run.yaml
+check 'the plan is the same every time' test "$(cat out)" = "$("$megatrain" plan run.yaml 2>&1)"
+sed 's/^megatrain: .*/megatrain: "0.0.1"/' here.yaml >"$cached"
+expect 0 'the hardware profile is not used' "$cached" 'it is of megatrain 0.0.1' 'predicted' -- plan run.yaml
+sed 's/^  name: .*/  name: "Another"/' here.yaml >"$cached"
+expect 0 "not used" "it is of cpu 'Another'" 'predicted' -- plan run.yaml
+printf 'format: megatrain-pro' >"$cached"
+expect 0 "not used" "$cached:1:" 'predicted' -- plan run.yaml
+rm "$cached"
+
+# ---- a profile of another machine ----------------------------------------------------------------
+
+large() { # SED-SCRIPT...: other.yaml is a profile of a large GPU, further changed
+    sed -E -e 's/^host: .*/host: "far"/' -e 's/^  kind: .*/  kind: "cuda"/' \
+        -e 's/^  name: .*/  name: "Imagined"/' -e 's/^  unified: .*/  unified: false/' \
+        -e 's/^  memory_free: .*/  memory_free: 150000000000/' \
+        -e 's/^  default_precision: .*/  default_precision: bf16/' \
+        -e 's/^host_memory_free: .*/host_memory_free: 1500000000000/' "$@" here.yaml >other.yaml
+}
+large
+sed 's/device: cpu/device: cuda/' run.yaml >far.yaml
+expect 0 'for far: cuda Imagined' 'compute bf16' 'predicted' -- plan far.yaml --profile other.yaml
+expect 0 'for far' 'compute fp32' -- plan far.yaml --profile other.yaml precision=fp32
+expect 1 "device 'cpu': the profile is of a device 'cuda'" -- plan run.yaml --profile other.yaml
+# Its memory counts, not that of the machine here.
+large -e 's/^host_memory_free: .*/host_memory_free: 3000/'
+expect 1 'the run does not fit' 'host ' -- plan far.yaml --profile other.yaml
+large -e 's/^  memory_free: .*/  memory_free: 300000000/'
+expect 1 'the run does not fit' 'device ' -- plan far.yaml --profile other.yaml train.micro_batch_size=4096
+expect 0 'predicted' -- plan far.yaml --profile other.yaml train.micro_batch_size=4096 memory.gpu=64GiB
+
+# bad PLACE TEXT SED-SCRIPT: the message names the place.
+bad() {
+    sed -E "$3" here.yaml >bad.yaml
+    expect 1 "bad.yaml:$1" "$2" -- plan run.yaml --profile bad.yaml
+}
+expect 1 'none.yaml: cannot read the profile' 'bench hardware -o' -- plan run.yaml --profile none.yaml
+bad '2:9' "this is no profile" 's/megatrain-profile/recipe/'
+bad '3:10' "reads version 1" 's/^version: 1/version: 2/'
+bad '' "'cpus'" '/^cpus:/d'
+bad '' 'a rate is above 0' 's/^pin: .*/pin: 0/'
+bad '' "must be a" 's/^pin: .*/pin: fast/'
+bad '' "unknown key 'pins'" 's/^pin: (.*)/pin: \1\npins: 1/'
+bad '' "'gemms' has 0 records" 's/^gemms:/gemms: []\nothers:/'
+bad '' 'fp32 or bf16' 's/precision: bf16, rows/precision: int3, rows/'
+bad '' "gemms.0.inner" '0,/inner: [0-9]+, /s///'
 done_testing

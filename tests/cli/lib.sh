@@ -12,6 +12,8 @@ export MEGATRAIN_PLUGIN_PATH=$build/plugins
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/mt-cli-XXXXXX")
 trap 'chmod -R u+w "$scratch"; rm -rf "$scratch"' EXIT
 cd "$scratch" || exit 1
+# What is measured of this machine must not change what a test sees.
+export XDG_CACHE_HOME=$scratch/cache
 
 passed=0 failed=0
 
