@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Mistral 7B, Nemo, Small and Large (`mistral`), Ministral 8B (`ministral`), Ministral 3
- * (`ministral3`), and the language models of `mistral3`. Reference: Hugging Face transformers,
- * models/{mistral,ministral,ministral3}.
+ * (`ministral3`), the language models of `mistral3`, and Mixtral. Reference: Hugging Face
+ * transformers, models/{mistral,ministral,ministral3,mixtral}.
  */
 #include <megatrain/decoder.h>
 #include <megatrain/plugin.h>
@@ -12,7 +12,10 @@
 typedef struct mistral {
     mt_decoder d; /* first */
     mt_decoder_attn full, sliding;
+    mt_decoder_moe moe;
 } mistral;
+
+typedef enum variant { MISTRAL, MINISTRAL, MINISTRAL3, MIXTRAL } variant;
 
 static const mt_decoder defaults = {
     .vocab = 32000,
@@ -56,10 +59,25 @@ static mt_status read_ministral3_rope(const mt_config *c, mt_model *model, int64
     return MT_OK;
 }
 
-static mt_status read_config(const mt_config *c, mt_model *model, bool ministral3, mistral *m)
+static const mt_decoder_moe mixtral = {
+    .experts = 8,
+    .router = { .top_k = 2, .renormalise = 1, .scale = 1 },
+    .router_name = "block_sparse_moe.gate.weight",
+    .gate_name = "block_sparse_moe.experts.{}.w1.weight",
+    .up_name = "block_sparse_moe.experts.{}.w3.weight",
+    .down_name = "block_sparse_moe.experts.{}.w2.weight",
+};
+
+static mt_status read_config(const mt_config *c, mt_model *model, variant v, mistral *m)
 {
+    bool ministral3 = v == MINISTRAL3, moe = v == MIXTRAL;
     mt_status s;
     m->d = defaults;
+    m->moe = mixtral;
+    if (moe) {
+        m->d.norm_eps = 1e-5;
+        m->d.moe = &m->moe;
+    }
     if (ministral3) {
         m->d.vocab = 131072;
         m->d.layers = 34;
@@ -68,10 +86,12 @@ static mt_status read_config(const mt_config *c, mt_model *model, bool ministral
         m->d.norm_eps = 1e-5;
     }
     if ((s = mt_decoder_read(c, &m->d)) || (s = mt_decoder_activation(c, "hidden_act", "silu")) ||
-        (s = mt_decoder_window(c, ministral3 ? 0 : 4096, &m->sliding.window)) ||
+        (s = mt_decoder_window(c, ministral3 || moe ? 0 : 4096, &m->sliding.window)) ||
         (s = ministral3 ? read_ministral3_rope(c, model, m->d.head_dim, &m->full)
-                        : mt_model_rope(model, c, 10000, m->d.head_dim, &m->full.rope)))
+                        : mt_model_rope(model, c, moe ? 1e6 : 1e4, m->d.head_dim, &m->full.rope)) ||
+        (moe && (s = mt_decoder_read_moe(c, &m->moe))))
         return s;
+    m->moe.width = m->d.intermediate;
     int64_t window = m->sliding.window;
     m->full.scale = 1 / sqrt((double)m->d.head_dim);
     m->sliding = m->full;
@@ -80,22 +100,23 @@ static mt_status read_config(const mt_config *c, mt_model *model, bool ministral
 }
 
 /* All layers slide where there is a window, unless a `ministral` says otherwise. */
-static mt_status add_layers(const mt_config *c, mt_model *model, bool by_layer, const mistral *m)
+static mt_status add_layers(const mt_config *c, mt_model *model, variant v, const mistral *m)
 {
+    mt_build_fn block = v == MIXTRAL ? mt_decoder_moe_block : mt_decoder_block;
     int32_t full = -1, sliding = -1;
     for (int64_t i = 0; i < m->d.layers; i++) {
         bool windowed = m->sliding.window > 0, slides = windowed;
         mt_status s = mt_decoder_slides(c, &m->d, i, windowed, &slides);
         if (s)
             return s;
-        if (!by_layer && slides != windowed)
+        if (v != MINISTRAL && slides != windowed)
             return c->reject(c, "layer_types",
                              "must say the same as sliding_window here; model_type 'ministral' has "
                              "layers of two kinds");
         if (slides)
-            mt_decoder_layer(model, i, &sliding, "block_sliding", mt_decoder_block, &m->sliding);
+            mt_decoder_layer(model, i, &sliding, "block_sliding", block, &m->sliding);
         else
-            mt_decoder_layer(model, i, &full, "block", mt_decoder_block, &m->full);
+            mt_decoder_layer(model, i, &full, "block", block, &m->full);
     }
     return MT_OK;
 }
@@ -109,11 +130,15 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
     mistral *m = calloc(1, sizeof *m);
     if (!m)
         return MT_ERR_NOMEM;
-    s = read_config(c, model, strcmp(type, "ministral3") == 0, m);
+    variant v = strcmp(type, "ministral3") == 0  ? MINISTRAL3
+                : strcmp(type, "ministral") == 0 ? MINISTRAL
+                : strcmp(type, "mixtral") == 0   ? MIXTRAL
+                                                 : MISTRAL;
+    s = read_config(c, model, v, m);
     if (!s) {
         mt_decoder_begin(model, &m->d);
         mt_decoder_ignore_vision(model);
-        s = add_layers(c, model, strcmp(type, "ministral") == 0, m);
+        s = add_layers(c, model, v, m);
         mt_decoder_end(model);
     }
     if (s) {
@@ -124,7 +149,7 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
     return MT_OK;
 }
 
-static const char *const types[] = { "mistral", "mistral3", "ministral", "ministral3" };
-static const mt_arch mistral_arch = { sizeof(mt_arch), 4, types, configure, free };
+static const char *const types[] = { "mistral", "mistral3", "ministral", "ministral3", "mixtral" };
+static const mt_arch mistral_arch = { sizeof(mt_arch), 5, types, configure, free };
 
 MT_PLUGIN("mistral", "1.0.0", "Apache-2.0", MT_ARCH_INTERFACE, &mistral_arch)

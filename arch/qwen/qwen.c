@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Qwen 2, 2.5 and QwQ (`qwen2`: biases of q, k and v), Qwen 3 (`qwen3`: q and k normalised).
- * Reference: Hugging Face transformers, models/{qwen2,qwen3}.
+ * Qwen 2, 2.5 and QwQ (`qwen2`: biases of q, k and v), Qwen 3 (`qwen3`: q and k normalised), and
+ * their mixtures of experts (`qwen2_moe` with a shared expert behind a gate, `qwen3_moe`).
+ * Reference: Hugging Face transformers, models/{qwen2,qwen3,qwen2_moe,qwen3_moe}.
  */
 #include <megatrain/decoder.h>
 #include <megatrain/plugin.h>
@@ -10,22 +11,34 @@
 
 typedef struct qwen {
     mt_decoder d; /* first */
+    bool qwen3, moe;
     mt_decoder_attn full, sliding;
-    int64_t first_sliding; /* the layer from which on all slide */
+    mt_decoder_moe experts;
+    int64_t max_window_layers;
+    int64_t sparse_step; /* one layer of so many has experts */
 } qwen;
 
-static const mt_decoder defaults = {
-    .vocab = 151936,
-    .hidden = 4096,
-    .intermediate = 22016,
-    .layers = 32,
-    .heads = 32,
-    .kv_heads = 32,
-    .positions = 32768,
-    .norm_eps = 1e-6,
-    .init_std = 0.02,
-    .norm = MT_NORM_ROUND_THEN_SCALE,
-    .activation = MT_ACT_SILU,
+/* By model type: dense or with experts, Qwen 2 or 3. */
+static const mt_decoder defaults[2][2] = {
+    { { .hidden = 4096, .intermediate = 22016, .layers = 32, .heads = 32, .kv_heads = 32 },
+      { .hidden = 4096,
+        .intermediate = 22016,
+        .layers = 32,
+        .heads = 32,
+        .kv_heads = 32,
+        .head_dim = 128 } },
+    { { .hidden = 2048, .intermediate = 5632, .layers = 24, .heads = 16, .kv_heads = 16 },
+      { .hidden = 2048, .intermediate = 6144, .layers = 24, .heads = 32, .kv_heads = 4 } },
+};
+
+static const mt_decoder_moe experts[2] = {
+    { .experts = 60,
+      .width = 1408,
+      .router = { .top_k = 4, .scale = 1 },
+      .shared_name = "mlp.shared_expert",
+      .shared_width = 5632,
+      .shared_gate = true },
+    { .experts = 128, .width = 768, .router = { .top_k = 8, .scale = 1 } },
 };
 
 /* Released models carry a sliding_window that use_sliding_window turns off. */
@@ -35,57 +48,113 @@ static mt_status read_window(const mt_config *c, qwen *m)
     mt_status s;
     if ((s = mt_config_bool(c, "use_sliding_window", false, &use)) ||
         (s = mt_decoder_window(c, 4096, &m->sliding.window)) ||
-        (s = mt_config_int(c, "max_window_layers", 28, &m->first_sliding)))
+        (s = mt_config_int(c, "max_window_layers", 28, &m->max_window_layers)))
         return s;
-    if (m->first_sliding < 0)
+    if (m->max_window_layers < 0)
         return c->reject(c, "max_window_layers", "must be at least 0, found %lld",
-                         (long long)m->first_sliding);
-    if (!use || m->sliding.window == 0) {
+                         (long long)m->max_window_layers);
+    if (!use)
         m->sliding.window = 0;
-        m->first_sliding = m->d.layers;
-    }
     return MT_OK;
 }
 
-static mt_status read_config(const mt_config *c, mt_model *model, bool qwen3, qwen *m)
+/* Without layer_types; each of the four has a rule of its own. */
+static bool slides_by_rule(const qwen *m, int64_t i)
+{
+    if (m->sliding.window == 0)
+        return false;
+    if (!m->moe)
+        return i >= m->max_window_layers;
+    return m->qwen3 || (i % 2 == 0 && i < m->max_window_layers);
+}
+
+static mt_status read_experts(const mt_config *c, qwen *m)
+{
+    mt_decoder_moe *e = &m->experts;
+    bool renormalise;
+    mt_status s;
+    *e = experts[m->qwen3];
+    m->d.moe = e;
+    if ((s = mt_decoder_read_moe(c, e)) ||
+        (s = mt_config_count(c, "moe_intermediate_size", e->width, INT32_MAX, &e->width)) ||
+        (s = mt_config_bool(c, "norm_topk_prob", false, &renormalise)) ||
+        (s = mt_config_count(c, "decoder_sparse_step", 1, INT32_MAX, &m->sparse_step)))
+        return s;
+    e->router.renormalise = renormalise;
+    return m->qwen3 ? MT_OK
+                    : mt_config_count(c, "shared_expert_intermediate_size", e->shared_width,
+                                      INT32_MAX, &e->shared_width);
+}
+
+static mt_status read_biases(const mt_config *c, qwen *m)
+{
+    mt_status s = MT_OK;
+    m->full.qkv_bias = true;
+    if (m->qwen3)
+        s = mt_config_bool(c, "attention_bias", false, &m->full.qkv_bias);
+    else if (m->moe)
+        s = mt_config_bool(c, "qkv_bias", true, &m->full.qkv_bias);
+    m->full.o_bias = m->qwen3 && m->full.qkv_bias;
+    return s;
+}
+
+static mt_status read_config(const mt_config *c, mt_model *model, qwen *m)
 {
     mt_status s;
-    m->d = defaults;
-    m->d.head_dim = qwen3 ? 128 : 0;
-    m->full.qk_norm = qwen3;
-    m->full.qkv_bias = !qwen3;
+    m->d = defaults[m->moe][m->qwen3];
+    m->d.vocab = 151936;
+    m->d.positions = 32768;
+    m->d.norm_eps = 1e-6;
+    m->d.init_std = 0.02;
+    m->d.norm = MT_NORM_ROUND_THEN_SCALE;
+    m->d.activation = MT_ACT_SILU;
     if ((s = mt_decoder_read(c, &m->d)) || (s = mt_decoder_activation(c, "hidden_act", "silu")) ||
-        (s = read_window(c, m)) ||
+        (s = read_window(c, m)) || (s = read_biases(c, m)) ||
+        (m->moe && (s = read_experts(c, m))) ||
         (s = mt_model_rope(model, c, 10000, m->d.head_dim, &m->full.rope)))
         return s;
-    if (qwen3) {
-        if ((s = mt_config_bool(c, "attention_bias", false, &m->full.qkv_bias)))
-            return s;
-        m->full.o_bias = m->full.qkv_bias;
-    }
     int64_t window = m->sliding.window;
+    m->full.qk_norm = m->qwen3;
     m->full.scale = 1 / sqrt((double)m->d.head_dim);
     m->sliding = m->full;
     m->sliding.window = window;
     return MT_OK;
 }
 
+static mt_status has_experts(const mt_config *c, const qwen *m, int64_t i, bool *ret)
+{
+    bool sparse = m->moe && (i + 1) % m->sparse_step == 0;
+    for (int64_t k = 0; sparse && k < c->length(c, "mlp_only_layers"); k++) {
+        char key[48];
+        int64_t dense;
+        snprintf(key, sizeof key, "mlp_only_layers.%lld", (long long)k);
+        mt_status s = c->get_int(c, key, &dense);
+        if (s)
+            return s;
+        sparse = dense != i;
+    }
+    *ret = sparse;
+    return MT_OK;
+}
+
 static mt_status add_layers(const mt_config *c, mt_model *model, const qwen *m)
 {
-    int32_t full = -1, sliding = -1;
+    static const char *const names[2][2] = { { "block", "block_moe" },
+                                             { "block_sliding", "block_sliding_moe" } };
+    int32_t tpl[2][2] = { { -1, -1 }, { -1, -1 } };
     for (int64_t i = 0; i < m->d.layers; i++) {
-        bool slides = false;
-        mt_status s = mt_decoder_slides(c, &m->d, i, i >= m->first_sliding, &slides);
-        if (s)
+        bool slides = false, sparse = false;
+        mt_status s;
+        if ((s = mt_decoder_slides(c, &m->d, i, slides_by_rule(m, i), &slides)) ||
+            (s = has_experts(c, m, i, &sparse)))
             return s;
         if (slides && m->sliding.window == 0)
             return c->reject(c, "layer_types",
                              "has sliding_attention, but use_sliding_window is not true or there "
                              "is no sliding_window");
-        if (slides)
-            mt_decoder_layer(model, i, &sliding, "block_sliding", mt_decoder_block, &m->sliding);
-        else
-            mt_decoder_layer(model, i, &full, "block", mt_decoder_block, &m->full);
+        mt_decoder_layer(model, i, &tpl[slides][sparse], names[slides][sparse],
+                         sparse ? mt_decoder_moe_block : mt_decoder_block,
+                         slides ? &m->sliding : &m->full);
     }
     return MT_OK;
 }
@@ -99,7 +168,9 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
     qwen *m = calloc(1, sizeof *m);
     if (!m)
         return MT_ERR_NOMEM;
-    s = read_config(c, model, strcmp(type, "qwen3") == 0, m);
+    m->qwen3 = strncmp(type, "qwen3", 5) == 0;
+    m->moe = strstr(type, "_moe") != NULL;
+    s = read_config(c, model, m);
     if (!s) {
         mt_decoder_begin(model, &m->d);
         s = add_layers(c, model, m);
@@ -113,7 +184,7 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
     return MT_OK;
 }
 
-static const char *const types[] = { "qwen2", "qwen3" };
-static const mt_arch qwen_arch = { sizeof(mt_arch), 2, types, configure, free };
+static const char *const types[] = { "qwen2", "qwen3", "qwen2_moe", "qwen3_moe" };
+static const mt_arch qwen_arch = { sizeof(mt_arch), 4, types, configure, free };
 
 MT_PLUGIN("qwen", "1.0.0", "Apache-2.0", MT_ARCH_INTERFACE, &qwen_arch)

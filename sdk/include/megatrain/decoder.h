@@ -20,6 +20,18 @@
 extern "C" {
 #endif
 
+/* The routed experts of a layer, each a gated MLP, and the one that all tokens take. */
+typedef struct mt_decoder_moe {
+    int64_t experts, width; /* of an expert's inner columns */
+    mt_router_attr router;
+    /* Tensors of published checkpoints, "{}" the index of the expert; NULL: mlp.gate.weight and
+     * mlp.experts.{}.gate_proj.weight, .up_proj.weight, .down_proj.weight. */
+    const char *router_name, *gate_name, *up_name, *down_name;
+    const char *shared_name; /* "mlp.shared_expert" */
+    int64_t shared_width;    /* 0: no shared expert */
+    bool shared_gate;        /* its result times sigmoid(SHARED_NAME_gate of x) */
+} mt_decoder_moe;
+
 typedef struct mt_decoder {
     int64_t vocab, hidden, intermediate, layers, heads;
     int64_t kv_heads; /* default 0: as many as heads */
@@ -29,9 +41,10 @@ typedef struct mt_decoder {
     mt_norm_variant norm;     /* of every norm */
     mt_activation activation; /* of the MLP's gate */
     bool mlp_bias;
-    bool tied;            /* the head is the embedding */
-    double embed_scale;   /* of the embedding's rows; 0: none */
-    double final_softcap; /* of the logits; 0: none */
+    bool tied;                 /* the head is the embedding */
+    double embed_scale;        /* of the embedding's rows; 0: none */
+    double final_softcap;      /* of the logits; 0: none */
+    const mt_decoder_moe *moe; /* of mt_decoder_moe_block; in the family's state */
 } mt_decoder;
 
 /* How the layers of one kind attend. */
@@ -155,6 +168,32 @@ static inline mt_status mt_decoder_activation(const mt_config *c, const char *ke
     return MT_OK;
 }
 
+/* Number and choice of the experts, over what *m holds. The auxiliary loss and the noise of
+ * training are refused where they are asked for. [main] */
+static inline mt_status mt_decoder_read_moe(const mt_config *c, mt_decoder_moe *m)
+{
+    static const char *const counts[] = { "num_experts", "num_local_experts", "n_routed_experts" };
+    int64_t top_k = 0;
+    bool auxiliary;
+    double noise;
+    mt_status s;
+    for (int i = 0; i < 3; i++)
+        if ((s = mt_config_count(c, counts[i], m->experts, 1 << 16, &m->experts)))
+            return s;
+    if ((s = mt_config_count(c, "num_experts_per_tok", m->router.top_k, m->experts, &top_k)) ||
+        (s = mt_config_bool(c, "output_router_logits", false, &auxiliary)) ||
+        (s = mt_config_float(c, "router_jitter_noise", 0, &noise)))
+        return s;
+    if (auxiliary)
+        return c->reject(c, "output_router_logits",
+                         "asks for the auxiliary loss of the routers, which is not offered yet; "
+                         "set it to false");
+    if (noise != 0)
+        return c->reject(c, "router_jitter_noise", "is not offered; set it to 0, found %g", noise);
+    m->router.top_k = (int32_t)top_k;
+    return MT_OK;
+}
+
 /* ---- parts of a layer ----------------------------------------------------------------------- */
 
 /* The norm NAME.weight over each of the `heads` groups of n columns of a row. [main] */
@@ -225,6 +264,72 @@ static inline mt_val mt_decoder_mlp(mt_builder *b, const mt_decoder *d, mt_val x
     return mt_decoder_linear(b, d, h, part, d->hidden, width, d->mlp_bias);
 }
 
+/* Rows [first, first + n) of a parameter's matrices from a tensor; n = 0: to the last. [main] */
+static inline mt_source mt_source_rows(const char *name, int64_t first, int64_t n)
+{
+    mt_source s;
+    memset(&s, 0, sizeof s);
+    s.name = name;
+    s.first_row = first;
+    s.n_rows = n;
+    return s;
+}
+
+/* x in [T, 1] times each column of y [T, n]. [main] */
+static inline mt_val mt_mul_column(mt_builder *b, mt_val x, mt_val y, int64_t n)
+{
+    return mt_mul(b, mt_concat(b, &x, 1, (int32_t)n, 1), y);
+}
+
+/* The routed experts' part, from normalised x [T, hidden] to [T, hidden]. Checkpoints hold a tensor
+ * for each expert, or one fused tensor each for gate over up, and down. [main] */
+static inline mt_val mt_decoder_experts(mt_builder *b, const mt_decoder *d, const mt_decoder_moe *m,
+                                        mt_val x)
+{
+    static const char router[] = "mlp.gate.weight";
+    static const char gate_up[] = "mlp.experts.gate_up_proj", down[] = "mlp.experts.down_proj";
+    int64_t width = m->width;
+    mt_source r[2] = { mt_source_rows(m->router_name ? m->router_name : router, 0, 0),
+                       mt_source_rows(router, 0, 0) };
+    mt_source in[3] = {
+        mt_source_rows(m->gate_name ? m->gate_name : "mlp.experts.{}.gate_proj.weight", 0, width),
+        mt_source_rows(m->up_name ? m->up_name : "mlp.experts.{}.up_proj.weight", width, width),
+        mt_source_rows(gate_up, 0, 0)
+    };
+    mt_source out[2] = { mt_source_rows(
+                             m->down_name ? m->down_name : "mlp.experts.{}.down_proj.weight", 0, 0),
+                         mt_source_rows(down, 0, 0) };
+    mt_param_layout of_r[2] = { { r, 1, 0 }, { r + 1, 1, 0 } };
+    mt_param_layout of_in[2] = { { in, 2, 0 }, { in + 2, 1, 0 } };
+    mt_param_layout of_out[2] = { { out, 1, 0 }, { out + 1, 1, 0 } };
+    double std = d->init_std;
+
+    mt_val w = mt_laid_out(b, router, m->experts, d->hidden, MT_INIT_NORMAL, std, of_r,
+                           m->router_name ? 2 : 1);
+    mt_routing to = mt_router(b, mt_linear(b, x, w, MT_NONE), MT_NONE, &m->router);
+    mt_val rows = mt_dispatch(b, x, &to);
+    w = mt_stacked(b, gate_up, m->experts, 2 * width, d->hidden, std, of_in, 2);
+    mt_val h = mt_grouped_linear(b, rows, w, MT_NONE, &to);
+    mt_act_attr act = { d->activation, 0, 0 };
+    h = mt_glu(b, mt_slice(b, h, 1, 0, width), mt_slice(b, h, 1, width, width), &act);
+    w = mt_stacked(b, down, m->experts, d->hidden, width, std, of_out, 2);
+    return mt_combine(b, mt_grouped_linear(b, h, w, MT_NONE, &to), &to);
+}
+
+/* The expert that all tokens take. [main] */
+static inline mt_val mt_decoder_shared_expert(mt_builder *b, const mt_decoder *d,
+                                              const mt_decoder_moe *m, mt_val x)
+{
+    char name[80];
+    mt_val y = mt_decoder_mlp(b, d, x, m->shared_name, m->shared_width);
+    if (!m->shared_gate)
+        return y;
+    mt_act_attr sigmoid = { MT_ACT_SIGMOID, 0, 0 };
+    snprintf(name, sizeof name, "%s_gate", m->shared_name);
+    mt_val gate = mt_act(b, mt_decoder_linear(b, d, x, name, 1, d->hidden, false), &sigmoid);
+    return mt_mul_column(b, gate, y, d->hidden);
+}
+
 /* ---- templates ------------------------------------------------------------------------------ */
 
 /* The build function of a pre-norm layer, what most families have: x += attention(norm(x)), then
@@ -237,6 +342,21 @@ static inline mt_status mt_decoder_block(mt_builder *b, const void *arch, const 
     x = mt_add(b, x, mt_decoder_attention(b, d, (const mt_decoder_attn *)arg, h));
     h = mt_decoder_norm(b, d, x, "post_attention_layernorm");
     mt_output(b, 0, mt_add(b, x, mt_decoder_mlp(b, d, h, "mlp", d->intermediate)));
+    return MT_OK;
+}
+
+/* The same with experts, d->moe, in place of the MLP. [main] */
+static inline mt_status mt_decoder_moe_block(mt_builder *b, const void *arch, const void *arg)
+{
+    const mt_decoder *d = (const mt_decoder *)arch;
+    mt_val x = mt_input(b, 0, d->hidden);
+    mt_val h = mt_decoder_norm(b, d, x, "input_layernorm");
+    x = mt_add(b, x, mt_decoder_attention(b, d, (const mt_decoder_attn *)arg, h));
+    h = mt_decoder_norm(b, d, x, "post_attention_layernorm");
+    mt_val y = mt_decoder_experts(b, d, d->moe, h);
+    if (d->moe->shared_width > 0)
+        y = mt_add(b, y, mt_decoder_shared_expert(b, d, d->moe, h));
+    mt_output(b, 0, mt_add(b, x, y));
     return MT_OK;
 }
 
