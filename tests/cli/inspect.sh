@@ -65,6 +65,12 @@ gemma/models/gemma-3-1b 999,885,952
 gemma/models/gemma-3-4b 3,880,263,168
 gemma/models/gemma-3-12b 11,766,034,176
 gemma/models/gemma-3-27b 27,009,346,304
+mistral/models/mixtral-8x7b 46,702,792,704
+mistral/models/mixtral-8x22b 140,630,071,296
+qwen/models/qwen1.5-moe-a2.7b 14,315,784,192
+qwen/models/qwen2-57b-a14b 57,408,658,944
+qwen/models/qwen3-30b-a3b 30,532,122,624
+qwen/models/qwen3-235b-a22b 235,093,634,560
 END
 [[ $listed -eq $(find "$source_root"/arch/*/models -name '*.yaml' ! -name 'tiny-*' | wc -l) ]] ||
     fail 'a model manifest is not in the list'
@@ -112,6 +118,9 @@ refuse "model_type 'ministral'" mistral $'num_hidden_layers: 1\nlayer_types: [fu
 refuse "'gelu' is not offered" gemma2 'hidden_activation: gelu'
 refuse "'use_bidirectional_attention'" gemma3_text 'use_bidirectional_attention: true'
 refuse "'attn_logit_softcapping'" gemma3_text 'attn_logit_softcapping: 50.0'
+refuse "'output_router_logits'" mixtral 'output_router_logits: true'
+refuse "'router_jitter_noise'" mixtral 'router_jitter_noise: 0.1'
+refuse "'num_experts_per_tok' must be 1 to 4" qwen3_moe $'num_experts: 4\nnum_experts_per_tok: 5'
 refuse "'sliding_window' must be 1 to" mistral 'sliding_window: 0'
 refuse 'full_attention and sliding_attention' gemma3_text 'rope_parameters: { rope_theta: 10000.0 }'
 

@@ -103,11 +103,12 @@ static void defaults(void)
         const char *type;
         int64_t params, vocab, positions;
     } list[] = {
-        { "llama", 6738415616, 32000, 2048 },          { "mistral", 7241732096, 32000, 131072 },
-        { "ministral", 7241732096, 32000, 131072 },    { "ministral3", 8489553920, 131072, 262144 },
-        { "qwen2", 12049846272, 151936, 32768 },       { "qwen3", 12049461248, 151936, 32768 },
-        { "gemma", 8537680896, 256000, 8192 },         { "gemma2", 2614341888, 256000, 8192 },
-        { "gemma3_text", 2628658432, 262208, 131072 },
+        { "llama", 6738415616, 32000, 2048 },        { "mistral", 7241732096, 32000, 131072 },
+        { "ministral", 7241732096, 32000, 131072 },  { "ministral3", 8489553920, 131072, 262144 },
+        { "qwen2", 12049846272, 151936, 32768 },     { "qwen3", 12049461248, 151936, 32768 },
+        { "mixtral", 46702792704, 32000, 131072 },   { "qwen2_moe", 14315784192, 151936, 32768 },
+        { "qwen3_moe", 15350731776, 151936, 32768 }, { "gemma", 8537680896, 256000, 8192 },
+        { "gemma2", 2614341888, 256000, 8192 },      { "gemma3_text", 2628658432, 262208, 131072 },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         char yaml[64];
@@ -150,6 +151,10 @@ static void windows(void)
           77, "000011111" },
         { "qwen3", "{ model_type: qwen3, use_sliding_window: true, max_window_layers: 8 }", 4096,
           "000000001" },
+        { "mixtral", "model_type: mixtral", 1, "000000000" },
+        { "qwen2_moe", "{ model_type: qwen2_moe, use_sliding_window: true, max_window_layers: 6 }",
+          4096, "101010000" },
+        { "qwen3_moe", "{ model_type: qwen3_moe, use_sliding_window: true }", 4096, "111111111" },
         { "gemma", "model_type: gemma", 1, "000000000" },
         { "gemma2", "model_type: gemma2", 4096, "101010101" },
         { "gemma3_text", "{ model_type: gemma3_text, sliding_window: 512 }", 512, "111110111" },

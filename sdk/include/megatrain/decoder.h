@@ -278,7 +278,8 @@ static inline mt_source mt_source_rows(const char *name, int64_t first, int64_t 
 /* x in [T, 1] times each column of y [T, n]. [main] */
 static inline mt_val mt_mul_column(mt_builder *b, mt_val x, mt_val y, int64_t n)
 {
-    return mt_mul(b, mt_concat(b, &x, 1, (int32_t)n, 1), y);
+    mt_concat_attr repeat = { (int32_t)n, 1, { 1 } };
+    return mt_mul(b, mt_concat(b, &x, 1, &repeat), y);
 }
 
 /* The routed experts' part, from normalised x [T, hidden] to [T, hidden]. Checkpoints hold a tensor
