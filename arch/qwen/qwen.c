@@ -41,20 +41,20 @@ static const mt_decoder_moe experts[2] = {
     { .experts = 128, .width = 768, .router = { .top_k = 8, .scale = 1 } },
 };
 
-/* Released models carry a sliding_window that use_sliding_window turns off. */
+/* Released models carry a sliding_window that use_sliding_window turns off; some then say 0. */
 static mt_status read_window(const mt_config *c, qwen *m)
 {
     bool use;
     mt_status s;
     if ((s = mt_config_bool(c, "use_sliding_window", false, &use)) ||
-        (s = mt_decoder_window(c, 4096, &m->sliding.window)) ||
         (s = mt_config_int(c, "max_window_layers", 28, &m->max_window_layers)))
         return s;
     if (m->max_window_layers < 0)
         return c->reject(c, "max_window_layers", "must be at least 0, found %lld",
                          (long long)m->max_window_layers);
-    if (!use)
-        m->sliding.window = 0;
+    if (use)
+        return mt_decoder_window(c, 4096, &m->sliding.window);
+    c->has(c, "sliding_window");
     return MT_OK;
 }
 

@@ -154,6 +154,7 @@ static void windows(void)
         { "mixtral", "model_type: mixtral", 1, "000000000" },
         { "qwen2_moe", "{ model_type: qwen2_moe, use_sliding_window: true, max_window_layers: 6 }",
           4096, "101010000" },
+        { "qwen2_moe", "{ model_type: qwen2_moe, sliding_window: 0 }", 1, "000000000" },
         { "qwen3_moe", "{ model_type: qwen3_moe, use_sliding_window: true }", 4096, "111111111" },
         { "gemma", "model_type: gemma", 1, "000000000" },
         { "gemma2", "model_type: gemma2", 4096, "101010101" },
