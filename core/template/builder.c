@@ -277,9 +277,13 @@ static void check_whole(builder *b)
     }
     if (g->out[0] == MT_NONE)
         refuse(b, "the template has no output");
-    int kv = 0;
-    for (int32_t i = 0; i < g->n_nodes; i++)
+    int kv = 0, losses = 0;
+    for (int32_t i = 0; i < g->n_nodes; i++) {
         kv += (g->nodes[i].def->flags & MT_OP_KEEPS_KV) != 0;
+        losses += (g->nodes[i].def->flags & MT_OP_EMITS_LOSS) != 0;
+    }
+    if (losses > 1)
+        refuse(b, "%d losses beside the model's own; a unit may add one", losses);
     if (kv > 1)
         refuse(b, "%d attention operations; a unit may have one", kv);
     for (mt_val v = 0; v < g->n_values; v++) {
@@ -290,7 +294,7 @@ static void check_whole(builder *b)
             refuse(b, "parameter '%s' is never used", g->params[val->index].info.name);
         else if (val->source == VALUE_INPUT)
             refuse(b, "input %d is never used", val->index);
-        else
+        else if (!(g->nodes[val->node].def->flags & MT_OP_EMITS_LOSS))
             refuse(b, "a result of '%s' (operation %d) is never used",
                    g->nodes[val->node].def->name, val->node);
     }

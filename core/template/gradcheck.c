@@ -182,6 +182,9 @@ static double scalar(rig *r, mt_pass pass)
         for (int64_t k = 0; k < n; k++)
             sum += r->share[i][k] * out[k];
     }
+    int64_t loss = r->plan->loss_offset[pass != MT_PASS_TRAIN];
+    if (loss >= 0)
+        sum += r->batch.loss_scale * *(const double *)((const char *)r->bind.work + loss);
     return sum;
 }
 

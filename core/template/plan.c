@@ -489,8 +489,15 @@ static void resolve_ref(const maker *k, ref *r)
         r->offset = k->pieces[r->offset & 0xffffffff].offset + (r->offset >> 32);
 }
 
-static int64_t finish_program(maker *k)
+static int64_t finish_program(maker *k, int which)
 {
+    /* A loss stays until its reader, outside, has had a chance. */
+    place *loss = NULL;
+    for (int32_t i = 0; i < k->g->n_nodes && which != PROGRAM_BACKWARD; i++)
+        if (k->g->nodes[i].def->flags & MT_OP_EMITS_LOSS)
+            loss = &k->at[k->g->nodes[i].out[0]];
+    if (loss)
+        touch(k, loss, k->prog->n_steps - 1);
     int64_t total = pack_pieces(k);
     if (k->status != MT_OK)
         return 0;
@@ -509,6 +516,8 @@ static int64_t finish_program(maker *k)
         if (s->work_bytes)
             s->work_offset = k->pieces[s->work_offset].offset;
     }
+    if (loss)
+        k->p->loss_offset[which == PROGRAM_INFER] = k->pieces[loss->piece].offset;
     return total;
 }
 
@@ -532,7 +541,7 @@ static int64_t make_forward(maker *k, int which)
     for (int32_t i = 0; i < k->g->n_nodes && k->status == MT_OK; i++)
         if (!k->g->nodes[i].skipped)
             emit_forward(k, i, which);
-    return finish_program(k);
+    return finish_program(k, which);
 }
 
 static int64_t make_backward(maker *k)
@@ -554,7 +563,7 @@ static int64_t make_backward(maker *k)
         if (at->where >= REGION_D_OUT && at->where < REGION_D_IN)
             k->p->d_in_place[i] = at->where - REGION_D_OUT;
     }
-    return finish_program(k);
+    return finish_program(k, PROGRAM_BACKWARD);
 }
 
 /* Offsets of slots on the device, where gathered tables are only as long as they need be. */
@@ -629,9 +638,12 @@ mt_status tpl_plan_create(const tpl *t, tpl_policy policy, const tpl_bounds *bou
     if (!p)
         goto out;
     k.p = p;
-    *p = (tpl_plan){
-        .t = t, .policy = policy, .bounds = *bounds, .backend = backend, .device = device
-    };
+    *p = (tpl_plan){ .t = t,
+                     .policy = policy,
+                     .bounds = *bounds,
+                     .loss_offset = { -1, -1 },
+                     .backend = backend,
+                     .device = device };
     p->slot_offset = calloc((size_t)t->n_params + 1, sizeof *p->slot_offset);
     for (int i = 0; i < 3; i++)
         p->program[i] = calloc(1, sizeof *p->program[i]);

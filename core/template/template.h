@@ -79,6 +79,9 @@ typedef struct tpl_plan {
     const tpl *t;
     tpl_policy policy;
     tpl_bounds bounds;
+    /* Where in `work` the loss that the unit adds to the model's own is left, in the statistics
+     * dtype, by a training forward and by an inference one; -1: it adds none. */
+    int64_t loss_offset[2];
     int64_t
         weight_bytes;   /* flat parameters in the compute dtype (gathered ones: gather_rows rows) */
     int64_t grad_bytes; /* flat gradients in the statistics dtype */

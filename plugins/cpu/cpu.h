@@ -86,6 +86,6 @@ extern const cpu_op cpu_op_embedding, cpu_op_linear, cpu_op_attention, cpu_op_li
 extern const cpu_op cpu_op_rmsnorm, cpu_op_rope, cpu_op_act, cpu_op_glu, cpu_op_add, cpu_op_mul,
     cpu_op_scale;
 extern const cpu_op cpu_op_router, cpu_op_dispatch, cpu_op_grouped_linear, cpu_op_combine,
-    cpu_op_slice, cpu_op_concat;
+    cpu_op_balance_loss, cpu_op_slice, cpu_op_concat;
 
 #endif

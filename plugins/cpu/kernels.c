@@ -20,6 +20,7 @@
     X(router)                                                                                      \
     X(dispatch)                                                                                    \
     X(grouped_linear)                                                                              \
+    X(balance_loss)                                                                                \
     X(combine)                                                                                     \
     X(attention)                                                                                   \
     X(linear_cross_entropy)

@@ -133,6 +133,15 @@ static void blocks(void)
     op_check_fast(&c, 14, 1e-5, 2e-2);
 }
 
+/* Heads of DeepSeek's latent attention: 128 + 64 columns of q and k, 128 of v. */
+static void latent_heads(void)
+{
+    const mt_attn_attr attr = { 2, 2, 192, 128, 0.072, 0, 0 };
+    op_case c = attention_case(37, docs_37, 3, &attr, false);
+    op_check_gradients(&c, 16, 1e-6);
+    op_check_fast(&c, 17, 1e-5, 2e-2);
+}
+
 /* Scores far apart: the running maximum has to keep e^s finite. */
 static void large_scores(void)
 {
@@ -212,6 +221,7 @@ int main(void)
     RUN(everything);
     RUN(one_token);
     RUN(blocks);
+    RUN(latent_heads);
     RUN(large_scores);
     RUN(generation);
     return check_done();

@@ -321,6 +321,81 @@ static void grouped_linear(void)
     check_grouped((const int32_t[]){ 0, 0, 301, 302, 430 }, 4, 530, 150, true);
 }
 
+/* ---- balance --------------------------------------------------------------------------------- */
+
+/* Both modes by their definitions, from the picks. */
+static double expected_loss(const mt_balance_attr *a, const double *logits, const int32_t *pick,
+                            const mt_batch *b, int64_t experts, int64_t k)
+{
+    bool seq = a->mode == MT_BALANCE_DEEPSEEK_SEQ;
+    double total = 0;
+    for (int64_t part = 0; part < (seq ? b->documents : 1); part++) {
+        int64_t first = seq ? b->doc_starts[part] : 0;
+        int64_t end = seq ? b->doc_starts[part + 1] : b->tokens, n = end - first, targets = 0;
+        double f[MAX_EXPERTS] = { 0 }, mean[MAX_EXPERTS] = { 0 }, loss = 0;
+        for (int64_t t = first; t < end; t++) {
+            double sum = 0;
+            targets += b->targets[t] >= 0;
+            for (int64_t j = 0; j < k; j++)
+                f[pick[t * k + j]] += 1.0 / (double)n;
+            for (int64_t e = 0; e < experts; e++)
+                sum += exp(logits[t * experts + e]);
+            for (int64_t e = 0; e < experts; e++)
+                mean[e] += exp(logits[t * experts + e]) / sum / (double)n;
+        }
+        for (int64_t e = 0; e < experts; e++)
+            loss += (double)experts * f[e] * mean[e];
+        total += a->coef * (double)targets * (seq ? loss / (double)k : loss);
+    }
+    return total;
+}
+
+static void balance(void)
+{
+    enum { T = 150, E = 6, K = 2 };
+    static const int32_t doc_starts[] = { 0, 1, 70, 71, T };
+    int32_t targets[T], pick[T * K], slots[T * K], offsets[E + 1] = { 0 };
+    for (int t = 0; t < T; t++) {
+        targets[t] = t % 7 == 3 ? -100 : t;
+        pick[t * K] = t % 3;
+        pick[t * K + 1] = 3 + (t * t + t / 5) % 2; /* nobody needs expert 5 */
+    }
+    for (int32_t e = 0, row = 0; e < E; e++) {
+        for (int i = 0; i < T * K; i++)
+            if (pick[i] == e)
+                slots[i] = row++;
+        offsets[e + 1] = row;
+    }
+    for (mt_balance_mode mode = 0; mode < 2; mode++) {
+        mt_balance_attr a = { mode, 0, 0.3 };
+        op_case c = { .op = "balance_loss",
+                      .attr = &a,
+                      .n_in = 3,
+                      .n_out = 1,
+                      .in = { { .rows = T, .cols = E, .scale = 2 },
+                              { .rows = T, .cols = K, .index = true, .values = slots },
+                              { .rows = 1, .cols = E + 1, .index = true, .values = offsets } },
+                      .out = { { .rows = 1, .cols = 1, .stat = true } },
+                      .grad_in_forward = true,
+                      .batch = { .tokens = T,
+                                 .documents = 4,
+                                 .targets = targets,
+                                 .doc_starts = doc_starts,
+                                 .loss_scale = 20 } };
+        op_data d;
+        op_result r;
+        op_fill(&c, 1, &d);
+        op_run(&c, &d, &(op_how){ .dtype = MT_F64, .isa = "scalar", .threads = 1 }, &r);
+        double want = expected_loss(&a, d.in[0], pick, &c.batch, E, K);
+        CHECK(fabs(r.out[0][0] - want) < 1e-12 * want, "mode %d: %.17g, not %.17g", mode,
+              r.out[0][0], want);
+        op_result_free(&r);
+        op_data_free(&d);
+        op_check_fast(&c, 2, 2e-6, 1e-2);
+        op_check_gradients(&c, 3, 1e-7);
+    }
+}
+
 /* ---- columns --------------------------------------------------------------------------------- */
 
 static void slice(void)
@@ -407,6 +482,7 @@ int main(void)
     RUN(router_ties);
     RUN(dispatch_and_combine);
     RUN(grouped_linear);
+    RUN(balance);
     RUN(slice);
     RUN(concat);
     return check_done();

@@ -282,6 +282,8 @@ static mt_status moe(mt_builder *b, const void *arch, const void *arg)
                           &(mt_rmsnorm_attr){ 1e-6, MT_NORM_FP32_SCALE, 1 });
     mt_val logits = mt_linear(b, h, weight(b, "router", m->experts, H), MT_NONE);
     mt_routing r = mt_router(b, logits, correction, &m->router);
+    if (m->balance.coef > 0)
+        mt_balance_loss(b, logits, &r, &m->balance);
     mt_val rows = mt_dispatch(b, h, &r);
     mt_val both =
         mt_grouped_linear(b, rows, weight(b, "gate_up", m->experts * 2 * N, H), bias[0], &r);
@@ -354,6 +356,12 @@ const zoo_entry zoo[] = {
     { "experts, biased, clamped", moe,
       &(zoo_moe){ 5, .biased = true, .act = { MT_ACT_CLAMPED_SWIGLU, 0, 0.7 },
                   .router = { .top_k = 2, .renormalise = 1, .scale = 1 } } },
+    { "experts, balanced by layer", moe,
+      &(zoo_moe){ 5, .router = { .top_k = 2, .renormalise = 1, .scale = 1 },
+                  .balance = { MT_BALANCE_HF_PER_LAYER, 0, 0.3 } } },
+    { "experts, balanced by document", moe,
+      &(zoo_moe){ 6, .shared = true, .router = { .top_k = 3, .scale = 1 },
+                  .balance = { MT_BALANCE_DEEPSEEK_SEQ, 0, 0.7 } } },
     { NULL, NULL, NULL },
 };
 

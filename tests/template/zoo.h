@@ -19,6 +19,7 @@ typedef struct zoo_moe {
     bool corrected, biased, shared;
     mt_act_attr act;
     mt_router_attr router;
+    mt_balance_attr balance; /* coef 0: none */
 } zoo_moe;
 
 /* Ends with a NULL name. */

@@ -230,6 +230,27 @@ typedef struct mt_router_attr {
  * "combine": in y [T*k, n], weights [T, k], slots [T, k]; out [T, n]: sum over the picks, in their
  * order, of weight times row. None of the three has attributes. */
 
+typedef int32_t mt_balance_mode;
+enum {
+    /* Each layer by itself, means over the micro-batch: E sum_e F_e P_e, F_e = rows of expert e a
+     * token, P_e = mean of p; k when balanced. transformers takes the means over all layers at
+     * once, which needs statistics of the whole step: not offered. */
+    MT_BALANCE_HF_PER_LAYER = 0,
+    /* Each document by itself, as DeepSeek's seq_aux: E/k sum_e F_e P_e over the document's tokens;
+     * 1 when balanced. Documents weigh as many tokens as they have targets. */
+    MT_BALANCE_DEEPSEEK_SEQ = 1
+};
+
+/* "balance_loss": in logits [T, E], slots [T, k], offsets [1, E + 1] of a router; out loss [1, 1],
+ * statistics dtype: coef times the above, times the targets (of the micro-batch, of each document)
+ * that it speaks for, so that over a step it is a mean by tokens like the model's own loss.
+ * p = softmax of all logits. Does nothing in prefill and decode passes. */
+typedef struct mt_balance_attr {
+    mt_balance_mode mode;
+    int32_t reserved;
+    double coef; /* above 0 */
+} mt_balance_attr;
+
 /* "slice": in x [T, heads*n]; out [T, heads*cols]: columns [first, first + cols) of every head. A
  * slice of whole rows (heads = 1) costs nothing where the slices of x cover it exactly and nothing
  * else reads x. */
@@ -465,6 +486,15 @@ static inline mt_val mt_combine(mt_builder *b, mt_val y, const mt_routing *r)
     return mt_op1_(b, "combine", in, 3, NULL, 0);
 }
 
+/* Adds a loss that keeps experts evenly used, with gradients into `logits`; at most one a unit.
+ * [main] */
+static inline void mt_balance_loss(mt_builder *b, mt_val logits, const mt_routing *r,
+                                   const mt_balance_attr *attr)
+{
+    mt_val in[3] = { logits, r->slots, r->offsets };
+    mt_op1_(b, "balance_loss", in, 3, attr, sizeof *attr);
+}
+
 /* Columns [first, first + cols) of every head of x; heads = 1 for the whole row. [main] */
 static inline mt_val mt_slice(mt_builder *b, mt_val x, int32_t heads, int64_t first, int64_t cols)
 {
@@ -518,7 +548,10 @@ enum {
      * end to end), outputs side by side. */
     MT_OP_MERGES_SIBLINGS = 1u << 4,
     /* in[1] and in[2] are keys and values that generation keeps (mt_op_call::kv). */
-    MT_OP_KEEPS_KV = 1u << 5
+    MT_OP_KEEPS_KV = 1u << 5,
+    /* out[0], one element in the statistics dtype, is a loss of its own, read by no operation: the
+     * step's loss gains loss_scale * out[0]. Its backward gets no d_out. */
+    MT_OP_EMITS_LOSS = 1u << 6
 };
 
 /* What an operation's shape rule answers. */
