@@ -12,7 +12,6 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 /* Figures of one size, per step unless they are rates. */
 typedef struct figures {
@@ -33,11 +32,11 @@ static double ratio(double a, double b)
 
 /* Bytes of host memory that an update reads and writes for one parameter: both planes of the master
  * and all states in and out, and its gradient in. */
-static double update_bytes(const session *s)
+static double update_bytes(const step_report *r)
 {
-    double bytes = 2 * 4 + 4;
-    for (uint32_t i = 0; i < s->n_states; i++)
-        bytes += 2.0 * (double)mt_dtype_size(s->states[i].dtype);
+    double bytes = 2 * 4 + (r->run->gradient_dtype == RUN_GRADIENT_BF16 ? 2 : 4);
+    for (uint32_t i = 0; i < r->s->n_states; i++)
+        bytes += 2.0 * (double)mt_dtype_size(r->s->states[i].dtype);
     return bytes;
 }
 
@@ -58,7 +57,7 @@ static figures figures_of(const step_report *r, const step_bench *b)
                   .in_rate = ratio((double)sum->copy_in_bytes, sum->copy_in_seconds),
                   .out_rate = ratio((double)sum->copy_out_bytes, sum->copy_out_seconds),
                   .update_rate = ratio((double)sum->updated_elems, sum->update_seconds),
-                  .update_ceiling = r->s->profile.host_bandwidth / update_bytes(r->s) };
+                  .update_ceiling = r->s->profile.host_bandwidth / update_bytes(r) };
     for (int k = 0; k < ENGINE_WAITS; k++)
         f.wait[k] = ratio(sum->wait_seconds[k], sum->seconds);
     return f;
@@ -118,18 +117,6 @@ static void print_rates(const step_report *r, const figures *f)
         f->update_rate / f->update_ceiling);
 }
 
-static human_text ceilings_source(const session *s)
-{
-    human_text t;
-    time_t when = (time_t)s->measured_at;
-    struct tm date;
-    if (!when || !gmtime_r(&when, &date))
-        snprintf(t.s, sizeof t.s, "measured just now, roughly");
-    else
-        strftime(t.s, sizeof t.s, "the profile of %Y-%m-%d", &date);
-    return t;
-}
-
 void report_begin(const step_report *r)
 {
     printf("model      %s, %s parameters in %d units\n", r->model,
@@ -138,7 +125,7 @@ void report_begin(const step_report *r)
            mt_dtype_name(r->s->compute));
     printf("optimizer  %s, %s\n", r->run->optimizer,
            r->run->max_grad_norm > 0 ? "clipping" : "no clipping");
-    printf("ceilings   %s\n", ceilings_source(r->s).s);
+    printf("ceilings   by %s\n", session_profile_name(r->s).s);
     printf("data       documents of %lld random tokens\n", (long long)r->run->max_seq_len);
     fflush(stdout);
 }
@@ -247,7 +234,7 @@ mt_status report_write(const step_report *r, const char *path)
                   "gemm_flops_per_second", top->gemm_flops, "attention_flops_per_second",
                   top->attn_flops, "copy_in_bytes_per_second", top->copy_in,
                   "copy_out_bytes_per_second", top->copy_out, "host_bytes_per_second",
-                  top->host_bandwidth, "updates_per_second", top->host_bandwidth / update_bytes(s));
+                  top->host_bandwidth, "updates_per_second", top->host_bandwidth / update_bytes(r));
     json_t *root =
         json_pack("{s:s, s:i, s:s, s:I, s:s, s:s, s:s, s:s, s:f, s:I, s:o, s:o}", "format",
                   "megatrain-bench-step", "version", 1, "model", r->model, "parameters",

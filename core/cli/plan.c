@@ -39,8 +39,11 @@ static int run_plan(const cli_command *self, int argc, char **argv)
     if (st == MT_OK && profile)
         printf("for %s: %s %s, %s of host memory\n", s.elsewhere->host, s.elsewhere->kind,
                s.info.name, human_bytes(s.elsewhere->host_memory).s);
-    if (st == MT_OK)
+    if (st == MT_OK) {
         plan_print(s.plan, false, print_line, NULL);
+        printf("  by %s%s\n", session_profile_name(&s).s,
+               s.measured_at ? "" : "; `megatrain bench hardware` makes a better one");
+    }
     rc = cli_exit(st);
     session_close(&s);
     run_destroy(run);

@@ -11,6 +11,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 /* Puts the place of `key` in front of the present text, so that the user finds what to change. */
 static mt_status blame(const mt_config *c, const char *key)
@@ -332,6 +333,18 @@ mt_status session_open_run(session *s, run_manifest *run, bool training)
     if (st == MT_OK)
         st = session_make_plan(s, run, training);
     return st;
+}
+
+human_text session_profile_name(const session *s)
+{
+    human_text t;
+    time_t when = (time_t)s->measured_at;
+    struct tm date;
+    if (!when || !gmtime_r(&when, &date))
+        snprintf(t.s, sizeof t.s, "a rough measurement");
+    else
+        strftime(t.s, sizeof t.s, "the profile of %Y-%m-%d", &date);
+    return t;
 }
 
 mt_status session_start(session *s, const session_engine_options *options)

@@ -9,6 +9,7 @@
 #include "../engine/engine.h"
 #include "../manifest/run.h"
 #include "data.h"
+#include "human.h"
 #include "profile.h"
 
 /* The format of weights and checkpoints. */
@@ -96,6 +97,9 @@ mt_status session_make_step_plan(session *s, const run_manifest *run, int64_t mi
 /* A plan for generating sequences of up to `context` tokens of which up to `prompt` are fed at
  * once. Needs device and model. */
 mt_status session_make_generation_plan(session *s, int64_t prompt, int64_t context);
+
+/* What the times of the plan go by: "the profile of 2026-11-29". */
+human_text session_profile_name(const session *s);
 
 /* Allocates the plan's store and engine. A store that is there already is kept where it serves the
  * plan. */

@@ -82,13 +82,13 @@ write_text text.txt
 write_run run.yaml
 cached=$XDG_CACHE_HOME/megatrain/profile-$(uname -n)-cpu.yaml
 mkdir -p "${cached%/*}"
-today=$(awk '/^measured_at:/ { print strftime("%Y-%m-%d", $2, 1) }' here.yaml 2>/dev/null)
-expect 0 'measured just now' -- "${small[@]}" --tokens 64
+today=$(date -u -d "@$(sed -n 's/^measured_at: //p' here.yaml)" +%Y-%m-%d)
+expect 0 'ceilings   by a rough measurement' -- "${small[@]}" --tokens 64
 cp here.yaml "$cached"
-expect 0 'ceilings   the profile of' "$today" -- "${small[@]}" --tokens 64 --json bench.json
+expect 0 'ceilings   by the profile of' "$today" -- "${small[@]}" --tokens 64 --json bench.json
 check 'measured_at is that of the profile' test "$(number measured_at)" = \
     "$(sed -n 's/^measured_at: //p' here.yaml)"
-expect 0 'predicted' -- plan run.yaml
+expect 0 'predicted' 'by the profile of' -- plan run.yaml
 check 'the plan is the same every time' test "$(cat out)" = "$("$megatrain" plan run.yaml 2>&1)"
 sed 's/^megatrain: .*/megatrain: "0.0.1"/' here.yaml >"$cached"
 expect 0 'the hardware profile is not used' "$cached" 'it is of megatrain 0.0.1' 'predicted' -- plan run.yaml
