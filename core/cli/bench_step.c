@@ -232,6 +232,9 @@ static mt_status start(session *s, const char *trace)
     if (st == MT_OK && fresh) {
         st = store_init_pattern(s->store);
         log_write(MT_LOG_INFO, "made and filled in %s", human_seconds(now() - from).s);
+    } else if (fresh) {
+        store_destroy(s->store); /* the next size would take it for one that is filled */
+        s->store = NULL;
     }
     return st;
 }
@@ -340,14 +343,24 @@ static mt_status bench(session *s, const run_manifest *run, const request *r, st
     }
     report_begin(report);
     int64_t step = 0;
+    int32_t measured = 0;
     for (int32_t i = 0; st == MT_OK && i < report->n; i++) {
         step_bench *b = &report->size[i];
-        if (b->plan)
+        if (b->plan) {
             st = measure(s, run, i == last ? r->trace : NULL, &step, b);
+            measured += st == MT_OK;
+        }
+        if (st == MT_ERR_NOMEM) {
+            /* Somebody else has taken what was free when it was planned. */
+            snprintf(b->refused, sizeof b->refused, "%s", status_text());
+            plan_destroy(b->plan);
+            b->plan = NULL;
+            st = MT_OK;
+        }
         if (st == MT_OK)
             report_size(report, b);
     }
-    if (st == MT_OK && last < 0)
+    if (st == MT_OK && measured == 0)
         st = status_set(MT_ERR_NOMEM, "no size fits; the reasons are above");
     return st;
 }
