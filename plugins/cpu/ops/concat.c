@@ -13,7 +13,7 @@ static int64_t concat_tasks(const mt_op_call *c, bool backward, int32_t phase)
 
 static void concat_run(cpu_isa isa, const mt_op_call *c, bool backward, int32_t phase, int64_t task)
 {
-    (void)isa, (void)phase;
+    (void)phase;
     const mt_concat_attr *a = c->attr;
     const mt_tensor *y = backward ? &c->d_out[0] : &c->out[0];
     int64_t size = mt_dtype_size(y->dtype), width = y->cols / a->heads;
@@ -27,7 +27,7 @@ static void concat_run(cpu_isa isa, const mt_op_call *c, bool backward, int32_t 
             if (!x->data)
                 continue;
             if (backward && shared) {
-                cpu_sum_rows(x->dtype, cpu_at(x, t, 0), add, n, cpu_at(y, t, col), width, NULL,
+                cpu_sum_rows(isa, x->dtype, cpu_at(x, t, 0), add, n, cpu_at(y, t, col), width, NULL,
                              NULL, a->heads);
                 continue;
             }
@@ -37,7 +37,7 @@ static void concat_run(cpu_isa isa, const mt_op_call *c, bool backward, int32_t 
                 if (!backward)
                     memcpy(in_y, in_x, (size_t)(n * size));
                 else
-                    cpu_sum_rows(x->dtype, in_x, add, n, in_y, 0, NULL, NULL, 1);
+                    cpu_sum_rows(isa, x->dtype, in_x, add, n, in_y, 0, NULL, NULL, 1);
             }
         }
     }

@@ -12,7 +12,7 @@ static int64_t slice_tasks(const mt_op_call *c, bool backward, int32_t phase)
 
 static void slice_run(cpu_isa isa, const mt_op_call *c, bool backward, int32_t phase, int64_t task)
 {
-    (void)isa, (void)phase;
+    (void)phase;
     const mt_slice_attr *a = c->attr;
     const mt_tensor *x = backward ? &c->d_in[0] : &c->in[0];
     const mt_tensor *y = backward ? &c->d_out[0] : &c->out[0];
@@ -29,7 +29,7 @@ static void slice_run(cpu_isa isa, const mt_op_call *c, bool backward, int32_t p
             else if (!add)
                 memcpy(in_x, in_y, (size_t)a->cols * size);
             else
-                cpu_sum_rows(x->dtype, in_x, true, a->cols, in_y, 0, NULL, NULL, 1);
+                cpu_sum_rows(isa, x->dtype, in_x, true, a->cols, in_y, 0, NULL, NULL, 1);
         }
     }
 }

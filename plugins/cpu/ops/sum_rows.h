@@ -10,11 +10,21 @@
 
 /* dst[0..n) = or += the sum over j < k, in this order, of weight[j] src[row[j] * ld ...]. `row`
  * NULL stands for 0, 1, 2 ...; `weight`, in the statistics dtype, NULL for ones. */
-void cpu_sum_rows(mt_dtype dtype, void *dst, bool add, int64_t n, const void *src, int64_t ld,
-                  const int32_t *row, const void *weight, int64_t k);
+void cpu_sum_rows(cpu_isa isa, mt_dtype dtype, void *dst, bool add, int64_t n, const void *src,
+                  int64_t ld, const int32_t *row, const void *weight, int64_t k);
 
 /* Sum of a[i] b[i], in a fixed order. */
-double cpu_dot_rows(mt_dtype dtype, const void *a, const void *b, int64_t n);
+double cpu_dot_rows(cpu_isa isa, mt_dtype dtype, const void *a, const void *b, int64_t n);
+
+/* The same for FP32 and BF16 with vectors, one table per instruction set (sum_rows_simd.c). */
+typedef void cpu_sum_rows_fn(void *dst, bool add, int64_t n, const void *src, int64_t ld,
+                             const int32_t *row, const void *weight, int64_t k);
+typedef double cpu_dot_rows_fn(const void *a, const void *b, int64_t n);
+typedef struct cpu_row_sums {
+    cpu_sum_rows_fn *sum_f32, *sum_bf16;
+    cpu_dot_rows_fn *dot_f32, *dot_bf16;
+} cpu_row_sums;
+extern const cpu_row_sums cpu_row_sums_avx2, cpu_row_sums_avx512;
 
 /* Element (row, col) of a tensor. */
 static inline void *cpu_at(const mt_tensor *t, int64_t row, int64_t col)
