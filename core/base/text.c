@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Edit distance in three rows.
+ * Edit distance in three rows; sizes with units.
  */
 #include "text.h"
+
+#include <stdlib.h>
 
 enum { WORD_MAX = 63 };
 
@@ -53,4 +55,29 @@ int64_t text_nearest(const char *word, const char *const *candidates, int64_t n)
         }
     }
     return best;
+}
+
+bool text_bytes(const char *text, int64_t *ret)
+{
+    static const struct {
+        const char *name;
+        double bytes;
+    } units[] = {
+        { "B", 1 },        { "KB", 1e3 },     { "MB", 1e6 },     { "GB", 1e9 },     { "TB", 1e12 },
+        { "KiB", 0x1p10 }, { "MiB", 0x1p20 }, { "GiB", 0x1p30 }, { "TiB", 0x1p40 },
+    };
+    size_t digits = strspn(text, "0123456789.");
+    char *end;
+    double value = strtod(text, &end);
+    if (digits == 0 || end != text + digits)
+        return false;
+    end += strspn(end, " ");
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        double bytes = value * units[i].bytes;
+        if (strcmp(end, units[i].name) == 0 && bytes < 0x1p63) {
+            *ret = (int64_t)bytes;
+            return true;
+        }
+    }
+    return false;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How alike two words are: what "did you mean" needs.
+ * How alike two words are: what "did you mean" needs; and sizes as people write them.
  */
 #ifndef MT_CORE_TEXT_H
 #define MT_CORE_TEXT_H
@@ -15,5 +15,8 @@ int32_t text_distance(const char *a, const char *b);
  * was likely meant (at most a third of the longer word's letters differ, and at least one may).
  * NULL candidates are passed over. [pure] */
 int64_t text_nearest(const char *word, const char *const *candidates, int64_t n);
+
+/* Reads a size in bytes: a number and a unit, such as 24GiB, 512MB or 100 B. [pure] */
+bool text_bytes(const char *text, int64_t *ret);
 
 #endif

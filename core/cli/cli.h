@@ -44,8 +44,8 @@ typedef struct cli_command {
     int (*run)(const struct cli_command *self, int argc, char **argv);
 } cli_command;
 
-extern const cli_command cli_train, cli_plan, cli_generate, cli_eval, cli_inspect, cli_bench,
-    cli_plugins, cli_version;
+extern const cli_command cli_train, cli_plan, cli_generate, cli_eval, cli_export, cli_inspect,
+    cli_bench, cli_plugins, cli_version;
 
 /* An option that every command with plugins has. */
 #define CLI_PLUGIN_DIR(list)                                                                       \

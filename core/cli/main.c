@@ -7,10 +7,9 @@
 
 #include <stdio.h>
 
-static const cli_command *const commands[] = {
-    &cli_train,   &cli_plan,  &cli_generate, &cli_eval,
-    &cli_inspect, &cli_bench, &cli_plugins,  &cli_version
-};
+static const cli_command *const commands[] = { &cli_train, &cli_plan,    &cli_generate,
+                                               &cli_eval,  &cli_inspect, &cli_export,
+                                               &cli_bench, &cli_plugins, &cli_version };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void print_commands(FILE *f)

@@ -126,7 +126,9 @@ mt_status model_source_open(const char *path, model_source *ret);
  * model is configured. Hugging Face folders carry keys of many other programs and always pass. */
 mt_status model_source_check_keys(const model_source *s);
 void model_source_close(model_source *s);
-/* Writes config.json: the hyper-parameters as they were read, plus model_type and architectures. */
-mt_status model_source_write_config(const model_source *s, const char *folder);
+/* Writes config.json: the hyper-parameters as they were read, plus model_type and architectures,
+ * and without the quantisation, which loading has undone. `dtype` is that of the weights beside it
+ * ("bfloat16"); NULL keeps what was read. The text lives at least as long as the source. */
+mt_status model_source_write_config(const model_source *s, const char *folder, const char *dtype);
 
 #endif

@@ -174,9 +174,11 @@ static void class_name(const char *model_type, char *ret, size_t size)
     snprintf(ret + used, size - used, "ForCausalLM");
 }
 
-mt_status model_source_write_config(const model_source *s, const char *folder)
+mt_status model_source_write_config(const model_source *s, const char *folder, const char *dtype)
 {
-    static const char *const not_hyper[] = { "arch", "config", "text_config", NULL };
+    /* Weights are written dequantised. */
+    static const char *const not_hyper[] = { "arch", "config", "text_config", "quantization_config",
+                                             NULL };
     config *c = s->config;
     node_mark mark = c->root->mark;
     char path[4096], name[NAME_SIZE];
@@ -192,6 +194,13 @@ mt_status model_source_write_config(const model_source *s, const char *folder)
     class_name(s->model_type, name, sizeof name);
     type->text = s->model_type;
     class->text = arena_strdup(&c->arena, name);
+    node *weights_dtype = node_create(c, NODE_STRING, mark);
+    if (!weights_dtype)
+        return MT_ERR_NOMEM;
+    weights_dtype->text = dtype;
+    const char *dtype_key = node_find(hyper, "dtype") ? "dtype" : "torch_dtype";
+    if (dtype && !node_append(c, map, dtype_key, mark, weights_dtype))
+        return MT_ERR_NOMEM;
     if (!class->text || !node_append(c, list, NULL, mark, class) ||
         !node_append(c, map, "architectures", mark, given ? given->value : list) ||
         !node_append(c, map, "model_type", mark, type) || !node_inherit(c, map, hyper, not_hyper))

@@ -94,26 +94,59 @@ mt_status files_sync_contents(const char *path)
     return status ? status : files_sync_folder(path);
 }
 
-mt_status files_write(const char *path, const char *text, size_t n)
+static mt_status write_all(int fd, const char *path, const char *text, size_t n)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return io_fail(path, "create");
-    mt_status status = MT_OK;
-    while (n > 0 && !status) {
+    while (n > 0) {
         ssize_t put = write(fd, text, n);
         if (put > 0) {
             text += put;
             n -= (size_t)put;
         } else if (put == 0 || errno != EINTR) {
-            status = io_fail(path, "write");
+            return io_fail(path, "write");
         }
     }
+    return MT_OK;
+}
+
+static mt_status flush_and_close(int fd, const char *path, mt_status status)
+{
     if (!status && fsync(fd) < 0)
         status = io_fail(path, "flush");
     if (close(fd) < 0 && !status)
         status = io_fail(path, "close");
     return status;
+}
+
+mt_status files_write(const char *path, const char *text, size_t n)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return io_fail(path, "create");
+    return flush_and_close(fd, path, write_all(fd, path, text, n));
+}
+
+mt_status files_copy(const char *from, const char *to)
+{
+    char piece[64 << 10];
+    mt_status status = MT_OK;
+    int in = open(from, O_RDONLY | O_CLOEXEC);
+    if (in < 0)
+        return io_fail(from, "open");
+    int out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (out < 0) {
+        status = io_fail(to, "create");
+        close(in);
+        return status;
+    }
+    for (ssize_t n = 1; n != 0 && !status;) {
+        n = read(in, piece, sizeof piece);
+        if (n > 0)
+            status = write_all(out, to, piece, (size_t)n);
+        else if (n < 0 && errno != EINTR)
+            status = io_fail(from, "read");
+    }
+    close(in);
+    return flush_and_close(out, to, status);
 }
 
 bool files_is_file(const char *path)

@@ -20,6 +20,9 @@ mt_status files_sync_contents(const char *path);
 /* Writes a new file and flushes it. */
 mt_status files_write(const char *path, const char *text, size_t n);
 
+/* Copies a file to a new one and flushes that. */
+mt_status files_copy(const char *from, const char *to);
+
 /* Is there a regular file / a folder of this name? */
 bool files_is_file(const char *path);
 bool files_is_folder(const char *path);

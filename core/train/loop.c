@@ -11,6 +11,7 @@
 #include "../base/machine.h"
 #include "../base/status.h"
 #include "checkpoint.h"
+#include "export.h"
 #include "files.h"
 #include "human.h"
 #include "metrics.h"
@@ -175,9 +176,12 @@ static mt_status evaluate(loop *l)
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
+/* What makes the checkpoint a model folder, besides the weights. */
 static mt_status write_config(void *arg, const char *folder)
 {
-    return model_source_write_config(arg, folder);
+    const model_source *source = arg;
+    mt_status st = model_source_write_config(source, folder, NULL);
+    return st == MT_OK ? export_copy_files(source->weights, folder) : st;
 }
 
 static mt_status save(loop *l)

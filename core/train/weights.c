@@ -284,11 +284,11 @@ static int32_t find_aliased(const model *m, const mt_tensor_info *info)
 }
 
 /* Does the tensor hold what the parameter now holds? Compared as the store keeps it. */
-static mt_status equals_param(const store *s, int32_t param, const mt_weights *format,
-                              const void *reader, int64_t index, mt_dtype dtype, weights_buffer *b,
-                              bool *ret)
+static mt_status equals_param(const model *m, const weights_masters *masters, int32_t param,
+                              const mt_weights *format, const void *reader, int64_t index,
+                              mt_dtype dtype, weights_buffer *b, bool *ret)
 {
-    int64_t elems = s->m->params[param].elems, step = weights_piece_elems(MT_F64);
+    int64_t elems = m->params[param].elems, step = weights_piece_elems(MT_F64);
     bool same = true;
     for (int64_t at = 0; at < elems && same; at += step) {
         int64_t n = elems - at < step ? elems - at : step;
@@ -296,12 +296,13 @@ static mt_status equals_param(const store *s, int32_t param, const mt_weights *f
         if (status)
             return status;
         float *held = b->raw; /* its content is converted by now */
-        store_get(s, param, at, n, held);
+        masters->get(masters->arg, param, at, n, held);
         for (int64_t i = 0; i < n && same; i++) {
             uint16_t hi;
             int16_t lo;
             mt_split_f32(b->value[i], &hi, &lo);
-            same = mt_f32_bits(mt_join_f32(hi, lo)) == mt_f32_bits(held[i]);
+            same = mt_f32_bits(mt_join_f32(hi, lo)) == mt_f32_bits(held[i]) ||
+                   (held[i] != held[i] && b->value[i] != b->value[i]);
         }
     }
     *ret = same;
@@ -346,22 +347,22 @@ static mt_status refuse_second_layout(const weights_match *w, const char *name, 
 
 /* A tensor that no parameter asks for: a tied model's second copy is fine if it is one, and
  * anything else would be weights that silently do nothing. */
-static mt_status check_unused(const store *s, const weights_match *w, const mt_weights *format,
-                              const void *reader, int64_t index, const mt_tensor_info *info,
-                              weights_buffer *b)
+static mt_status check_unused(const model *m, const weights_masters *masters,
+                              const weights_match *w, const mt_weights *format, const void *reader,
+                              int64_t index, const mt_tensor_info *info, weights_buffer *b)
 {
     const char *file = format->file(reader, index);
     mt_status status = refuse_second_layout(w, info->name, file);
     if (status)
         return status;
-    int32_t owner = find_aliased(s->m, info);
+    int32_t owner = find_aliased(m, info);
     if (owner < 0 || !weights_is_float(info->dtype))
         return status_set(MT_ERR_FORMAT,
                           "%s: tensor '%s' belongs to no parameter of the model; are weights and "
                           "configuration of one model?",
                           file, info->name);
     bool same;
-    status = equals_param(s, owner, format, reader, index, info->dtype, b, &same);
+    status = equals_param(m, masters, owner, format, reader, index, info->dtype, b, &same);
     if (status)
         return status;
     if (!same)
@@ -369,10 +370,25 @@ static mt_status check_unused(const store *s, const weights_match *w, const mt_w
                           "%s: the model ties a weight to '%s', but tensor '%s' of the same shape "
                           "holds other values; untie them in the configuration "
                           "(tie_word_embeddings: false) or remove the tensor",
-                          file, s->m->params[owner].name, info->name);
+                          file, m->params[owner].name, info->name);
     log_write(MT_LOG_INFO, "%s: tensor '%s' repeats '%s', to which it is tied; not needed", file,
-              info->name, s->m->params[owner].name);
+              info->name, m->params[owner].name);
     return MT_OK;
+}
+
+mt_status weights_check_unused(const model *m, const weights_masters *masters,
+                               const weights_match *w, const mt_weights *format, const void *reader)
+{
+    weights_buffer b = { 0 };
+    mt_status status = weights_buffer_init(&b);
+    for (int64_t i = 0; i < w->count && !status; i++) {
+        mt_tensor_info info;
+        if (w->tensor[i] < 0 && !(status = format->info(reader, i, &info)) &&
+            !weights_ignored(m, info.name))
+            status = check_unused(m, masters, w, format, reader, i, &info, &b);
+    }
+    weights_buffer_finish(&b);
+    return status;
 }
 
 /* ---- a whole model -------------------------------------------------------------------------- */
@@ -430,12 +446,9 @@ mt_status weights_load(store *s, const char *path, const mt_weights *format)
         if (w->tensor[i] >= 0)
             status = load_one(s, w, format, reader, i, &b);
     /* Only now, because a tied copy is compared with the owner, which may come later. */
-    for (int64_t i = 0; i < w->count && !status; i++) {
-        mt_tensor_info info;
-        if (w->tensor[i] < 0 && !(status = format->info(reader, i, &info)) &&
-            !weights_ignored(m, info.name))
-            status = check_unused(s, w, format, reader, i, &info, &b);
-    }
+    const weights_masters masters = weights_of_store(s);
+    if (!status)
+        status = weights_check_unused(m, &masters, w, format, reader);
 out:
     weights_buffer_finish(&b);
     weights_match_destroy(w);

@@ -40,6 +40,10 @@ mt_status weights_read_piece(const mt_weights *format, const void *reader, int64
                              mt_dtype dtype, int64_t first, int64_t n, weights_buffer *b);
 int64_t weights_piece_elems(mt_dtype dtype);
 
+/* The first n of b->value as FP32, or as the BF16 that is streamed (plane hi), which uses b->raw.
+ */
+const void *weights_from_f32(const weights_buffer *b, int64_t n, mt_dtype dtype);
+
 /* Where masters are kept: element `first` on of parameter `param`, as in store_get and store_set.
  */
 typedef struct weights_masters {
@@ -89,6 +93,12 @@ mt_status weights_match_complete(const weights_match *w, const mt_weights *forma
  * has a dtype that masters can be made of and the right shape. */
 mt_status weights_check_tensor(const weights_match *w, const mt_weights *format, const void *reader,
                                int64_t index);
+
+/* Fails unless every tensor that no parameter asks for is one that the model ignores, or a tied
+ * model's second copy that equals the masters. */
+mt_status weights_check_unused(const model *m, const weights_masters *masters,
+                               const weights_match *w, const mt_weights *format,
+                               const void *reader);
 
 /* Does the model ignore a tensor of this name, wrapped or not? */
 bool weights_ignored(const model *m, const char *name);

@@ -104,6 +104,17 @@ mt_status weights_read_piece(const mt_weights *format, const void *reader, int64
     return status;
 }
 
+const void *weights_from_f32(const weights_buffer *b, int64_t n, mt_dtype dtype)
+{
+    if (dtype != MT_BF16)
+        return b->value;
+    uint16_t *half = b->raw;
+    int16_t lo;
+    for (int64_t i = 0; i < n; i++)
+        mt_split_f32(b->value[i], &half[i], &lo);
+    return half;
+}
+
 /* ---- masters -------------------------------------------------------------------------------- */
 
 static void get_from_store(void *arg, int32_t param, int64_t first, int64_t n, float *ret)
@@ -278,15 +289,8 @@ mt_status weights_write_tensor(const weights_masters *from, const tensor_map *ma
     int64_t each = x.t->rows * x.t->cols, end = (first + n) * each;
     for (int64_t at = first * each; at < end && !status;) {
         block k = block_at(x.t, at, end, weights_piece_elems(MT_F32));
-        const void *bytes = b->value;
         move_block(&x, &k, b->value);
-        if (dtype == MT_BF16) {
-            uint16_t *half = b->raw;
-            int16_t lo;
-            for (int64_t i = 0; i < k.n; i++)
-                mt_split_f32(b->value[i], &half[i], &lo);
-            bytes = half;
-        }
+        const void *bytes = weights_from_f32(b, k.n, dtype);
         int64_t size = k.n * mt_dtype_size(dtype);
         if (hash)
             XXH3_64bits_update(hash, bytes, (size_t)size);

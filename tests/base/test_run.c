@@ -281,7 +281,7 @@ static void test_sources(void)
     CHECK(m.hyper->get_int(m.hyper, "hidden_size", &i) == MT_OK && i == 32);
     CHECK(m.hyper->get_bool(m.hyper, "tie_word_embeddings", &b) == MT_OK && b);
     CHECK(!m.hyper->has(m.hyper, "vision_config") && !m.hyper->has(m.hyper, "architectures"));
-    CHECK(model_source_write_config(&m, folder) == MT_OK, "%s", status_text());
+    CHECK(model_source_write_config(&m, folder, "float32") == MT_OK, "%s", status_text());
     model_source_close(&m);
 
     model_source back = { 0 };
@@ -291,6 +291,10 @@ static void test_sources(void)
     CHECK(back.hyper->get_string(back.hyper, "architectures.0", &class) == MT_OK &&
               strcmp(class, "Gemma3ForCausalLM") == 0,
           "%s", class);
+    const char *dtype = "";
+    CHECK(back.hyper->get_string(back.hyper, "torch_dtype", &dtype) == MT_OK &&
+              strcmp(dtype, "float32") == 0,
+          "%s", dtype);
     double eps = 0;
     CHECK(back.hyper->get_float(back.hyper, "rms_norm_eps", &eps) == MT_OK && eps == 1e-05);
     model_source_close(&back);

@@ -5,9 +5,12 @@
  */
 #include "../../core/template/graph.h"
 #include "../../core/train/checkpoint.h"
+#include "../../core/train/export.h"
 #include "../../core/train/weights.h"
 #include "small_model.h"
 #include "support.h"
+
+#include <dirent.h>
 
 static const mt_weights *format;
 static char folder[64];
@@ -375,6 +378,113 @@ static void resume(void)
     }
 }
 
+/* ---- export -----------------------------------------------------------------------------------
+ */
+
+static void write_text(const char *path, const char *text)
+{
+    support_write(path, text, strlen(text));
+}
+
+static bool holds(const char *path, const char *text)
+{
+    size_t n;
+    char *content = support_read(path, &n);
+    bool yes = strstr(content, text) != NULL;
+    free(content);
+    return yes;
+}
+
+/* From every layout to the first one, without a store; BF16 bit for bit. */
+static void export_every_layout(void)
+{
+    for (int k = 0; k < MAX_LAYOUTS; k++) {
+        support_enter(folder);
+        const int there[PARAMS] = { k, k % 2, k / 2 }, none[PARAMS] = { 0 };
+        mt_param_layout rotated[PARAMS][MAX_LAYOUTS];
+        plain_set *set = expected_set(there), *hub = expected_set(none);
+        layered *l = model_with(none, rotated);
+        CHECK(mkdir("hf", 0777) == 0 && chdir("hf") == 0, " ");
+        write_set(set, k % 2 ? MT_F32 : MT_BF16, k > 1 ? 200 : 0);
+        CHECK(chdir("..") == 0, " ");
+        write_text("hf/config.json", "{\"model_type\": \"layered\", \"dtype\": \"float16\", "
+                                     "\"hidden_size\": 7, \"quantization_config\": "
+                                     "{\"quant_method\": \"mxfp4\"}}");
+        write_text("hf/tokenizer.json", "the tokenizer");
+        write_text("hf/generation_config.json", "{}");
+        write_text("hf/README.md", "not carried over");
+        model_source source = { 0 };
+        CHECK(model_source_open("hf", &source) == MT_OK, "%s", status_text());
+        export_options o = { "out/first", MT_BF16, k == 3 ? 300 : 0 };
+        int64_t bytes = 0;
+        CHECK(export_model(&source, &l->base, format, &o, &bytes) == MT_OK, "%s", status_text());
+        CHECK(export_model(&source, &l->base, format, &o, &bytes) != MT_OK, "twice");
+        CHECK(support_says("out/first: the folder is not empty"), " ");
+        expect_files("out/first", hub);
+        CHECK(support_exists("out/first/model.safetensors.index.json") == (k == 3), "shards");
+        CHECK(holds("out/first/config.json", "\"bfloat16\"") &&
+                  holds("out/first/config.json", "hidden_size") &&
+                  !holds("out/first/config.json", "quant") &&
+                  !holds("out/first/config.json", "\"float16\""),
+              "config.json");
+        CHECK(holds("out/first/tokenizer.json", "the tokenizer"), " ");
+        CHECK(support_exists("out/first/generation_config.json"), " ");
+        CHECK(!support_exists("out/first/README.md"), " ");
+
+        /* The masters as they are, into an empty folder, named with a slash. */
+        CHECK(mkdir("masters", 0777) == 0, " ");
+        o = (export_options){ "masters/", MT_F32, 0 };
+        CHECK(export_model(&source, &l->base, format, &o, &bytes) == MT_OK, "%s", status_text());
+        store *s = small_store_create(&l->base, NULL, 0);
+        CHECK(weights_load(s, "masters", format) == MT_OK, "%s", status_text());
+        expect_masters(s);
+        int64_t elems = 0;
+        for (int p = 0; p < PARAMS; p++)
+            elems += l->params[p].elems;
+        CHECK(bytes == elems * 4, "%d bytes", (int)bytes);
+        store_destroy(s);
+        model_source_close(&source);
+        layered_destroy(l);
+        free(set);
+        free(hub);
+        support_leave(folder);
+    }
+}
+
+/* A failed export leaves nothing. */
+static void export_fails(void)
+{
+    support_enter(folder);
+    const int none[PARAMS] = { 0 };
+    mt_param_layout rotated[PARAMS][MAX_LAYOUTS];
+    plain_set *set = expected_set(none);
+    layered *l = model_with(none, rotated);
+    plain *extra = add(set, "unknown.weight", 1, 1, 0, 0);
+    extra->n = 1;
+    write_set(set, MT_BF16, 0);
+    write_text("config.json", "{\"model_type\": \"layered\"}");
+    model_source source = { 0 };
+    CHECK(model_source_open(".", &source) == MT_OK, "%s", status_text());
+    const export_options o = { "out", MT_BF16, 0 };
+    int64_t bytes = 0;
+    CHECK(export_model(&source, &l->base, format, &o, &bytes) == MT_ERR_FORMAT, "unknown tensor");
+    CHECK(support_says("'layers.0.unknown.weight' belongs to no parameter"), " ");
+    set->n -= 2; /* the norm as well */
+    write_set(set, MT_BF16, 0);
+    CHECK(export_model(&source, &l->base, format, &o, &bytes) == MT_ERR_FORMAT, "missing");
+    CHECK(support_says("'layers.0.norm.weight' is missing"), " ");
+    DIR *d = opendir(".");
+    int entries = 0;
+    for (struct dirent *e; d && (e = readdir(d));)
+        entries += e->d_name[0] != '.' || strncmp(e->d_name, "out", 3) == 0;
+    closedir(d);
+    CHECK(entries == 2, "%d entries", entries); /* config.json and the weights */
+    model_source_close(&source);
+    layered_destroy(l);
+    free(set);
+    support_leave(folder);
+}
+
 /* ---- what is refused --------------------------------------------------------------------------
  */
 
@@ -524,6 +634,8 @@ int main(int argc, char **argv)
     format = support_interface(argv[1], MT_WEIGHTS_INTERFACE);
     RUN(every_layout);
     RUN(resume);
+    RUN(export_every_layout);
+    RUN(export_fails);
     RUN(which_layout);
     RUN(declarations);
     RUN(large_transposed);

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * megatrain export: trained weights as a Hugging Face model folder.
+ */
+#include "../train/export.h"
+#include "../../plugins/host/registry.h"
+#include "../base/log.h"
+#include "../base/status.h"
+#include "../base/text.h"
+#include "../train/human.h"
+#include "../train/run_folder.h"
+#include "../train/session.h"
+#include "cli.h"
+
+static mt_status export_path(const char *path, const export_options *o, session *s)
+{
+    char found[RUN_FOLDER_PATH];
+    const mt_weights *format = NULL;
+    int64_t bytes = 0;
+    mt_status st = run_folder_find_model(path, found);
+    if (st == MT_OK)
+        st = session_open_model(s, found);
+    if (st == MT_OK && !s->source.weights)
+        st = status_set(MT_ERR_INVALID,
+                        "%s: there are no weights to export; give a run folder, a checkpoint, or a "
+                        "model folder",
+                        path);
+    if (st == MT_OK)
+        st = session_format(&format);
+    if (st == MT_OK)
+        st = export_model(&s->source, s->model, format, o, &bytes);
+    if (st == MT_OK)
+        log_write(MT_LOG_INFO, "%s: exported to %s, %s parameters, %s in %s", found, o->folder,
+                  human_grouped(s->model->total_params).s, human_bytes(bytes).s,
+                  mt_dtype_name(o->dtype));
+    return st;
+}
+
+static int run_export(const cli_command *self, int argc, char **argv)
+{
+    cli_list dirs = { 0 };
+    const char *output = NULL, *dtype = "bf16", *shard = "5GB";
+    const cli_option options[] = {
+        { "o", CLI_TEXT, &output, "DIR", "the folder to make (required); empty where it stands" },
+        { "dtype", CLI_TEXT, &dtype, "NAME", "bf16 (the default) or fp32" },
+        { "shard-size", CLI_TEXT, &shard, "SIZE", "most bytes of weights in a file (5GB)" },
+        CLI_PLUGIN_DIR(&dirs),
+        { 0 }
+    };
+    int words = 0, rc = cli_parse(self, options, argc, argv, &words);
+    if (rc == CLI_GO_ON && words != 1)
+        rc = cli_usage(self, words ? "one path at a time" : "what? name a run or a checkpoint");
+    if (rc == CLI_GO_ON && !output)
+        rc = cli_usage(self, "where to? name a folder with -o DIR");
+    export_options o = { .folder = output, .dtype = MT_BF16 };
+    if (rc == CLI_GO_ON && strcmp(dtype, "fp32") == 0)
+        o.dtype = MT_F32;
+    else if (rc == CLI_GO_ON && strcmp(dtype, "bf16") != 0)
+        rc = cli_usage(self, "--dtype must be bf16 or fp32, not '%s'", dtype);
+    if (rc == CLI_GO_ON && (!text_bytes(shard, &o.shard_bytes) || o.shard_bytes < 1))
+        rc = cli_usage(self, "--shard-size must be a size such as 5GB or 512MiB, not '%s'", shard);
+    if (rc != CLI_GO_ON)
+        return rc;
+
+    session s = { 0 };
+    mt_status st = cli_find_plugins(&dirs);
+    if (st == MT_OK)
+        st = export_path(argv[0], &o, &s);
+    rc = cli_exit(st);
+    session_close(&s);
+    registry_finish();
+    return rc;
+}
+
+const cli_command cli_export = {
+    .name = "export",
+    .words = "PATH -o DIR [options]",
+    .brief = "write trained weights as a Hugging Face model folder",
+    .help =
+        "Makes a folder that other programs load: weights in safetensors files under the names\n"
+        "that the hub uses, config.json, and the tokenizer's, chat template's and generation\n"
+        "files of the model that was trained. PATH is a run folder (its newest checkpoint), a\n"
+        "checkpoint, or a model folder, whose quantised weights are then written dequantised.\n"
+        "Memory stays small whatever the model's size.",
+    .example = "example: export the newest checkpoint of a run\n"
+               "  megatrain export runs/first -o first-model",
+    .run = run_export,
+};

@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Export without a store: masters are read from the files whenever they are asked for.
+ */
+#include "export.h"
+
+#include "../base/log.h"
+#include "../base/status.h"
+#include "files.h"
+#include "weights.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* ---- masters that stand in files ----------------------------------------------------------------
+ */
+
+enum { WINDOWS = 4 };
+
+/* One matrix of a parameter whose rows do not stand in the file as they stand in the model. */
+typedef struct window {
+    float *data;
+    int32_t param;
+    int64_t matrix, elems;
+    int64_t used; /* when, to replace the one unused for longest */
+} window;
+
+typedef struct file_masters {
+    const weights_match *match;
+    const mt_weights *format;
+    const void *reader;
+    tensor_piece **by_param; /* [n_pieces] sorted by parameter */
+    int64_t *first_piece;    /* [n_params + 1] into by_param */
+    window windows[WINDOWS];
+    int64_t clock;
+    weights_buffer buffer;
+    mt_status status; /* of the first failure; what is read after it is not used */
+} file_masters;
+
+static int by_param(const void *a, const void *b)
+{
+    const tensor_piece *x = *(tensor_piece *const *)a, *y = *(tensor_piece *const *)b;
+    return (x->param > y->param) - (x->param < y->param);
+}
+
+static void file_masters_finish(file_masters *f)
+{
+    for (int i = 0; i < WINDOWS; i++)
+        free(f->windows[i].data);
+    weights_buffer_finish(&f->buffer);
+    free(f->by_param);
+    free(f->first_piece);
+}
+
+static mt_status file_masters_init(file_masters *f, const weights_match *match,
+                                   const mt_weights *format, const void *reader)
+{
+    const tensor_map *map = match->map;
+    size_t params = (size_t)map->m->n_params + 1;
+    *f = (file_masters){ .match = match, .format = format, .reader = reader };
+    f->by_param = malloc(((size_t)map->n_pieces + 1) * sizeof(tensor_piece *));
+    f->first_piece = calloc(params + 1, sizeof *f->first_piece);
+    if (!f->by_param || !f->first_piece) {
+        file_masters_finish(f);
+        return status_nomem("the names of weights", (size_t)map->n_pieces * sizeof(tensor_piece *));
+    }
+    for (int64_t i = 0; i < map->n_pieces; i++) {
+        f->by_param[i] = &map->pieces[i];
+        f->first_piece[map->pieces[i].param + 1]++;
+    }
+    qsort(f->by_param, (size_t)map->n_pieces, sizeof(tensor_piece *), by_param);
+    for (size_t p = 1; p < params; p++)
+        f->first_piece[p] += f->first_piece[p - 1];
+    mt_status status = weights_buffer_init(&f->buffer);
+    if (status)
+        file_masters_finish(f);
+    return status;
+}
+
+static mt_dtype dtype_of(const file_masters *f, int64_t tensor)
+{
+    mt_tensor_info info = { 0 };
+    f->format->info(f->reader, f->match->index[tensor], &info);
+    return info.dtype;
+}
+
+static void set_in_window(void *arg, int32_t param, int64_t first, int64_t n, const float *src)
+{
+    const window *w = arg;
+    if (param == w->param) /* a shared tensor brings rows of other parameters too */
+        memcpy(w->data + (first - w->matrix * w->elems), src, (size_t)n * sizeof *src);
+}
+
+/* The window that holds this matrix, filled when it is new. */
+static const window *open_window(file_masters *f, int32_t param, int64_t matrix)
+{
+    const tensor_map *map = f->match->map;
+    window *w = &f->windows[0];
+    for (int i = 0; i < WINDOWS; i++) {
+        window *k = &f->windows[i];
+        if (k->data && k->param == param && k->matrix == matrix) {
+            k->used = ++f->clock;
+            return k;
+        }
+        if (k->used < w->used)
+            w = k;
+    }
+    const mt_param_info *info = map->m->params[param].info;
+    int64_t elems = tpl_matrix_rows(info) * tpl_matrix_cols(info);
+    free(w->data);
+    *w = (window){ malloc((size_t)elems * sizeof(float)), param, matrix, elems, ++f->clock };
+    if (!w->data) {
+        f->status = status_nomem("a matrix of the weights", (size_t)elems * sizeof(float));
+        return NULL;
+    }
+    const weights_masters to = { w, NULL, set_in_window };
+    for (int64_t i = f->first_piece[param]; i < f->first_piece[param + 1] && !f->status; i++) {
+        const tensor_piece *piece = f->by_param[i];
+        if (piece->matrix >= 0 && piece->matrix != matrix)
+            continue;
+        f->status = weights_read_tensor(&to, map, piece->tensor, piece->matrix < 0 ? matrix : 0, 1,
+                                        f->format, f->reader, f->match->index[piece->tensor],
+                                        dtype_of(f, piece->tensor), &f->buffer, NULL);
+    }
+    return f->status ? NULL : w;
+}
+
+/* Reads first .. first+n, which lies in one linear tensor, from the file. */
+static void read_linear(file_masters *f, const mapped_tensor *t, int64_t tensor, int64_t first,
+                        int64_t n, float *ret)
+{
+    mt_dtype dtype = dtype_of(f, tensor);
+    int64_t step = weights_piece_elems(dtype);
+    for (int64_t at = 0; at < n && !f->status; at += step) {
+        int64_t part = n - at < step ? n - at : step;
+        f->status = weights_read_piece(f->format, f->reader, f->match->index[tensor], dtype,
+                                       first - t->first + at, part, &f->buffer);
+        if (!f->status)
+            memcpy(ret + at, f->buffer.value, (size_t)part * sizeof *ret);
+    }
+}
+
+/* The linear tensor that holds element `first`, -1 when the tensor that does is not linear; and how
+ * many elements from `first` on it holds. */
+static int64_t linear_at(const file_masters *f, int32_t param, int64_t first, int64_t *ret_n)
+{
+    const tensor_map *map = f->match->map;
+    for (int64_t i = f->first_piece[param]; i < f->first_piece[param + 1]; i++) {
+        const mapped_tensor *t = &map->tensors[f->by_param[i]->tensor];
+        int64_t end = t->first + tensor_elems(t);
+        if (!t->linear || first < t->first || first >= end)
+            continue;
+        *ret_n = end - first;
+        return f->by_param[i]->tensor;
+    }
+    return -1;
+}
+
+static void get_from_file(void *arg, int32_t param, int64_t first, int64_t n, float *ret)
+{
+    file_masters *f = arg;
+    const tensor_map *map = f->match->map;
+    const mt_param_info *info = map->m->params[param].info;
+    int64_t each = tpl_matrix_rows(info) * tpl_matrix_cols(info);
+    for (int64_t done = 0; done < n && !f->status;) {
+        int64_t at = first + done, most = n - done, held = 0;
+        int64_t tensor = linear_at(f, param, at, &held);
+        if (tensor < 0)
+            held = each - at % each;
+        int64_t part = held < most ? held : most;
+        if (tensor >= 0) {
+            read_linear(f, &map->tensors[tensor], tensor, at, part, ret + done);
+        } else {
+            const window *w = open_window(f, param, at / each);
+            if (w)
+                memcpy(ret + done, w->data + at % each, (size_t)part * sizeof *ret);
+        }
+        done += part;
+    }
+}
+
+/* ---- one tensor ---------------------------------------------------------------------------------
+ */
+
+/* The tensor of the file that is this one, name, rows and all; -1 when it stands there otherwise.
+ */
+static int64_t find_same(const tensor_map *there, const mapped_tensor *t)
+{
+    int64_t at = tensor_map_find(there, t->name);
+    if (at < 0)
+        return -1;
+    const mapped_tensor *u = &there->tensors[at];
+    bool same = u->n_pieces == t->n_pieces && u->flags == t->flags;
+    for (int32_t i = 0; i < t->n_pieces && same; i++)
+        same = u->pieces[i].param == t->pieces[i].param &&
+               u->pieces[i].matrix == t->pieces[i].matrix &&
+               u->pieces[i].source == t->pieces[i].source;
+    return same ? at : -1;
+}
+
+/* Element by element, as it stands. */
+static mt_status copy_tensor(const file_masters *f, int64_t tensor, const mapped_tensor *t,
+                             void *writer, int64_t index, mt_dtype dtype, weights_buffer *b)
+{
+    mt_dtype from = dtype_of(f, tensor);
+    int64_t n = tensor_elems(t), step = weights_piece_elems(from);
+    mt_status status = MT_OK;
+    for (int64_t at = 0; at < n && !status; at += step) {
+        int64_t part = n - at < step ? n - at : step;
+        status =
+            weights_read_piece(f->format, f->reader, f->match->index[tensor], from, at, part, b);
+        if (!status)
+            status = f->format->write(writer, index, weights_from_f32(b, part, dtype),
+                                      part * mt_dtype_size(dtype));
+    }
+    return status;
+}
+
+static mt_status write_weights(const model *m, const weights_match *match, const mt_weights *format,
+                               const void *reader, const char *folder, const export_options *o,
+                               int64_t *ret_bytes)
+{
+    tensor_map *map = NULL;
+    mt_tensor_info *list = NULL;
+    weights_buffer b = { 0 };
+    void *writer = NULL;
+    int64_t bytes = 0;
+    file_masters f;
+    mt_status status = file_masters_init(&f, match, format, reader);
+    if (status)
+        return status;
+    const weights_masters from = { &f, get_from_file, NULL };
+    if ((status = weights_check_unused(m, &from, match, format, reader)))
+        goto out;
+    if (f.status || (status = tensor_map_create(m, NULL, &map)) ||
+        (status = weights_buffer_init(&b)))
+        goto out;
+    if (!(list = calloc((size_t)map->n + 1, sizeof *list))) {
+        status = status_nomem("the list of tensors", (size_t)map->n * sizeof *list);
+        goto out;
+    }
+    for (int64_t t = 0; t < map->n; t++) {
+        list[t] = tensor_info(&map->tensors[t], o->dtype);
+        bytes += list[t].bytes;
+    }
+    status = format->create(folder, "model", list, map->n, o->shard_bytes, &writer);
+    for (int64_t t = 0; t < map->n && !status; t++) {
+        const mapped_tensor *q = &map->tensors[t];
+        int64_t same = find_same(match->map, q);
+        status = same >= 0 ? copy_tensor(&f, same, q, writer, t, o->dtype, &b)
+                           : weights_write_tensor(&from, map, t, 0, q->matrices, format, writer, t,
+                                                  o->dtype, &b, NULL);
+        if (!status)
+            status = f.status;
+    }
+    if (!status) {
+        status = format->finish(writer);
+        writer = NULL;
+    }
+    if (!status)
+        *ret_bytes = bytes;
+out:
+    if (!status)
+        status = f.status;
+    if (writer)
+        format->abort(writer);
+    free(list);
+    weights_buffer_finish(&b);
+    tensor_map_destroy(map);
+    file_masters_finish(&f);
+    return status;
+}
+
+static mt_status export_weights(const model *m, const char *path, const mt_weights *format,
+                                const char *folder, const export_options *o, int64_t *ret_bytes)
+{
+    void *reader = NULL;
+    weights_match *match = NULL;
+    mt_status status = format->open(path, &reader);
+    if (status)
+        return status;
+    if (!(status = weights_match_create(m, format, reader, &match)))
+        status = weights_match_complete(match, format, reader, path);
+    for (int64_t i = 0; !status && i < match->count; i++)
+        if (match->tensor[i] >= 0)
+            status = weights_check_tensor(match, format, reader, i);
+    if (!status)
+        status = write_weights(m, match, format, reader, folder, o, ret_bytes);
+    weights_match_destroy(match);
+    format->close(reader);
+    return status;
+}
+
+/* ---- the folder ---------------------------------------------------------------------------------
+ */
+
+mt_status export_copy_files(const char *from, const char *folder)
+{
+    static const char *const names[] = {
+        "tokenizer.json",      "tokenizer_config.json",
+        "tokenizer.model",     "vocab.json",
+        "merges.txt",          "added_tokens.json",
+        "chat_template.jinja", "special_tokens_map.json",
+        "chat_template.json",  "generation_config.json",
+    };
+    mt_status status = MT_OK;
+    for (size_t i = 0; from && i < sizeof names / sizeof *names && !status; i++) {
+        char source[PATH_MAX], target[PATH_MAX];
+        if (snprintf(source, sizeof source, "%s/%s", from, names[i]) >= (int)sizeof source ||
+            snprintf(target, sizeof target, "%s/%s", folder, names[i]) >= (int)sizeof target)
+            return status_set(MT_ERR_INVALID, "%s: the path is too long", folder);
+        if (files_is_file(source))
+            status = files_copy(source, target);
+    }
+    return status;
+}
+
+/* Nothing of the user's may be replaced or mixed with. */
+static mt_status check_folder(const char *folder)
+{
+    DIR *d = opendir(folder);
+    if (!d && errno == ENOENT)
+        return MT_OK;
+    if (!d)
+        return status_set(MT_ERR_IO, "%s: cannot list: %s", folder, strerror(errno));
+    bool empty = true;
+    struct dirent *e;
+    while (empty && (e = readdir(d)))
+        empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
+    closedir(d);
+    if (empty)
+        return MT_OK;
+    return status_set(MT_ERR_INVALID,
+                      "%s: the folder is not empty; export to a new one, or remove it first",
+                      folder);
+}
+
+static mt_status fill(const model_source *source, const model *m, const mt_weights *format,
+                      const export_options *o, const char *folder, int64_t *ret_bytes)
+{
+    const char *dtype = o->dtype == MT_BF16 ? "bfloat16" : "float32";
+    mt_status status = export_weights(m, source->weights, format, folder, o, ret_bytes);
+    if (!status)
+        status = model_source_write_config(source, folder, dtype);
+    if (!status)
+        status = export_copy_files(source->weights, folder);
+    return status ? status : files_sync_contents(folder);
+}
+
+mt_status export_model(const model_source *source, const model *m, const mt_weights *format,
+                       const export_options *o, int64_t *ret_bytes)
+{
+    char temp[PATH_MAX];
+    size_t n = strlen(o->folder);
+    while (n > 1 && o->folder[n - 1] == '/')
+        n--;
+    if (snprintf(temp, sizeof temp, "%.*s.tmp-%ld", (int)n, o->folder, (long)getpid()) >=
+        (int)sizeof temp)
+        return status_set(MT_ERR_INVALID, "%.60s...: the path is too long", o->folder);
+    int64_t bytes = 0;
+    mt_status status = check_folder(o->folder);
+    if (!status)
+        status = files_make_folders(temp);
+    if (status)
+        return status;
+    status = fill(source, m, format, o, temp, &bytes);
+    /* Takes the place of an empty folder, too. */
+    if (!status && rename(temp, o->folder) < 0)
+        status =
+            status_set(MT_ERR_IO, "%s: cannot rename into place: %s", o->folder, strerror(errno));
+    if (!status) {
+        *ret_bytes = bytes;
+        return MT_OK;
+    }
+    char text[1024]; /* the reason, not what cleaning up may meet */
+    snprintf(text, sizeof text, "%s", status_text());
+    files_remove_tree(temp);
+    return status_set(status, "%s", text);
+}

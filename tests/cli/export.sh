@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Export: what goes in as BF16 comes out bit for bit, with everything that makes a model folder; and
+# a trained run's tokenizer files travel through its checkpoints.
+. "$(dirname "$0")/lib.sh"
+
+fixture=$source_root/tests/oracle/fixtures/llama
+cp -r "$fixture/mha_tied" tied
+chmod -R u+w tied
+for name in tokenizer.json tokenizer_config.json special_tokens_map.json generation_config.json chat_template.jinja; do
+    echo "{\"file\": \"$name\"}" >tied/$name
+done
+
+# The masters, once more exported as they are: the files are equal, and so are the BF16 ones.
+expect 0 'exported to fp32' -- export tied -o fp32 --dtype fp32
+expect 0 -- export fp32 -o again --dtype fp32
+check 'fp32 again: other bytes' cmp fp32/model.safetensors again/model.safetensors
+expect 0 -- export fp32 -o bf16
+expect 0 -- export bf16 -o bf16-again
+check 'bf16 again: other bytes' cmp bf16/model.safetensors bf16-again/model.safetensors
+check 'bf16: dtype of config.json' grep -q '"bfloat16"' bf16/config.json
+expect 0 '0 parameters have no tensor, 0 tensors no parameter' -- inspect bf16
+check 'a tied head is stored once' bash -c '! grep -aq lm_head bf16/model.safetensors'
+check 'files: metadata' grep -aq '"__metadata__":{"format":"pt"}' bf16/model.safetensors
+for name in tokenizer.json tokenizer_config.json special_tokens_map.json generation_config.json chat_template.jinja; do
+    check "$name is carried over" cmp tied/$name bf16-again/$name
+done
+
+expect 0 -- export tied -o sharded --shard-size 4KB
+check 'shards: an index' test -f sharded/model.safetensors.index.json
+expect 0 '0 parameters have no tensor' -- inspect sharded
+expect 0 -- export sharded -o one --dtype bf16
+check 'from shards: other bytes' cmp one/model.safetensors bf16/model.safetensors
+
+# What is refused, and leaves nothing.
+expect 1 'the folder is not empty' -- export tied -o bf16
+expect 1 'there are no weights to export' -- export "$source_root/arch/llama/models/llama-2-7b.yaml" -o x
+expect 2 'name a folder with -o DIR' -- export tied
+expect 2 'must be bf16 or fp32' -- export tied -o x --dtype int8
+expect 2 'must be a size such as 5GB' -- export tied -o x --shard-size large
+expect 1 'cannot open the model' -- export nowhere -o x
+check 'nothing is left' bash -c '! ls -d x* 2>/dev/null'
+
+# A run that starts from a model folder: its checkpoints carry the folder's files, too.
+write_text text.txt
+write_model model.yaml
+write_run run.yaml
+expect 0 'saved' -- train run.yaml train.max_steps=1 train.warmup_steps=0 checkpoint.save_steps=1 train.eval_steps=0
+cp -r run/checkpoints/step-000001 start
+echo '{"file": "tokenizer"}' >start/tokenizer.json
+expect 0 'saved' -- train run.yaml model=start output_dir=second train.max_steps=1 train.warmup_steps=0 train.eval_steps=0
+check 'checkpoints carry the tokenizer' cmp start/tokenizer.json second/checkpoints/step-000001/tokenizer.json
+expect 0 'exported to trained' -- export second -o trained --dtype fp32
+check 'exports of runs carry it' cmp start/tokenizer.json trained/tokenizer.json
+check 'no optimizer, no state' test "$(echo trained/*)" = 'trained/config.json trained/model.safetensors trained/tokenizer.json'
+check 'the weights are the masters' cmp trained/model.safetensors second/checkpoints/step-000001/model.safetensors
+expect 0 -- generate trained --prompt the --max-tokens 4 --device cpu
+done_testing
