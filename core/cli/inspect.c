@@ -38,13 +38,23 @@ static const char *flag_names(uint32_t flags, bool gathered, char ret[64])
     return ret;
 }
 
-static const char *shape_text(int64_t rows, int64_t cols, char ret[64])
+/* The shape in truth: [experts, out, in] where matrices are stacked. Returns the dimensions. */
+static int32_t true_shape(const mt_param_info *p, int64_t ret[3])
 {
-    if (rows)
-        snprintf(ret, 64, "[%lld, %lld]", (long long)rows, (long long)cols);
-    else
-        snprintf(ret, 64, "[%lld]", (long long)cols);
-    return ret;
+    int32_t n = 0;
+    if (p->stack)
+        ret[n++] = p->stack;
+    if (!tpl_is_vector(p))
+        ret[n++] = p->rows / tpl_matrices(p);
+    ret[n++] = p->cols;
+    return n;
+}
+
+static const char *shape_text(const mt_param_info *p, char ret[160])
+{
+    int64_t dim[3];
+    int32_t n = true_shape(p, dim);
+    return weights_shape(ret, n, dim);
 }
 
 /* ---- weights --------------------------------------------------------------------------------- */
@@ -134,14 +144,13 @@ static void print_units(const model *m)
 
 static void print_template(const tpl *t)
 {
-    char shape[64], flags[64];
+    char shape[160], flags[64];
     printf("\ntemplate %s: %s forward GEMM FLOPs a token\n", t->name,
            human_count(t->gemm_flops_per_token).s);
     for (uint32_t i = 0; i < t->n_params; i++) {
         const tpl_param *p = &t->params[i];
-        printf("  %-40s %-18s %15s %s\n", p->info.name,
-               shape_text(p->info.rows, p->info.cols, shape), human_grouped(p->elems).s,
-               flag_names(p->info.flags, p->gathered, flags));
+        printf("  %-40s %-18s %15s %s\n", p->info.name, shape_text(&p->info, shape),
+               human_grouped(p->elems).s, flag_names(p->info.flags, p->gathered, flags));
     }
 }
 
@@ -176,8 +185,11 @@ static void print_model(const session *s, const char *path)
 
 static json_t *json_param(const model_param *p, const model *m)
 {
-    json_t *shape = p->rows ? json_pack("[I, I]", (json_int_t)p->rows, (json_int_t)p->cols)
-                            : json_pack("[I]", (json_int_t)p->cols);
+    int64_t dim[3];
+    int32_t n = true_shape(p->info, dim);
+    json_t *shape = json_array();
+    for (int32_t i = 0; i < n; i++)
+        json_array_append_new(shape, json_integer(dim[i]));
     return json_pack("{s:s, s:s, s:o, s:I, s:b, s:b}", "name", p->name, "unit",
                      m->units[p->unit].name, "shape", shape, "elements", (json_int_t)p->elems,
                      "decay", !(p->flags & MT_PARAM_NO_DECAY), "frozen",
