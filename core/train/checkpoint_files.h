@@ -8,6 +8,7 @@
 #include "checkpoint.h"
 
 #include <jansson.h>
+#include <xxhash.h>
 
 #define CHECKPOINT_STATE_FILE   "state.json"
 #define CHECKPOINT_FORMAT       "megatrain-checkpoint"
@@ -36,5 +37,9 @@ mt_status checkpoint_read_state(const char *folder, json_t **ret);
 
 /* The tensor of a parameter's optimizer state: it has the shape that the optimizer sees. */
 mt_tensor_info checkpoint_state_info(const model_param *p, const char *name, mt_dtype dtype);
+
+/* Fails unless the hash of tensor `name` in `file` is the one that state.json has. */
+mt_status checkpoint_check_sum(const json_t *sums, const char *name, XXH3_state_t *hash,
+                               const char *file);
 
 #endif

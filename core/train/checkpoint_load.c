@@ -181,8 +181,8 @@ static mt_status check_states(const store *s, const json_t *root, const char *pa
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-static mt_status check_sum(const json_t *sums, const char *name, XXH3_state_t *hash,
-                           const char *file)
+mt_status checkpoint_check_sum(const json_t *sums, const char *name, XXH3_state_t *hash,
+                               const char *file)
 {
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)XXH3_64bits_digest(hash));
@@ -282,7 +282,7 @@ static mt_status load_weights(store *s, const json_t *root, const char *path,
             status = weights_read_tensor(&to, map, t, 0, map->tensors[t].matrices, format, reader,
                                          i, dtype, &b, hash);
         if (!status)
-            status = check_sum(sums, info.name, hash, file);
+            status = checkpoint_check_sum(sums, info.name, hash, file);
     }
     if (!status)
         status = check_count(n, map->n, "weight tensors", path);
@@ -361,7 +361,7 @@ static mt_status load_states(store *s, const json_t *root, const char *path,
         if (!status)
             status = read_state(format, reader, i, store_state(s, p, k), info.bytes, hash);
         if (!status)
-            status = check_sum(sums, info.name, hash, file);
+            status = checkpoint_check_sum(sums, info.name, hash, file);
     }
     for (int32_t p = 0; p < s->m->n_params; p++)
         want += s->m->params[p].flags & MT_PARAM_FROZEN ? 0 : s->n_states;

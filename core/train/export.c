@@ -6,6 +6,7 @@
 
 #include "../base/log.h"
 #include "../base/status.h"
+#include "checkpoint_files.h"
 #include "files.h"
 #include "weights.h"
 
@@ -33,6 +34,7 @@ typedef struct file_masters {
     const weights_match *match;
     const mt_weights *format;
     const void *reader;
+    const json_t *sums;      /* of a checkpoint's tensors; NULL for other folders */
     tensor_piece **by_param; /* [n_pieces] sorted by parameter */
     int64_t *first_piece;    /* [n_params + 1] into by_param */
     window windows[WINDOWS];
@@ -202,27 +204,35 @@ static int64_t find_same(const tensor_map *there, const mapped_tensor *t)
     return same ? at : -1;
 }
 
-/* Element by element, as it stands. */
+/* Element by element, as it stands; of a checkpoint, the bytes must be those that were saved. */
 static mt_status copy_tensor(const file_masters *f, int64_t tensor, const mapped_tensor *t,
                              void *writer, int64_t index, mt_dtype dtype, weights_buffer *b)
 {
-    mt_dtype from = dtype_of(f, tensor);
+    const int64_t source = f->match->index[tensor];
+    const mt_dtype from = dtype_of(f, tensor);
     int64_t n = tensor_elems(t), step = weights_piece_elems(from);
     mt_status status = MT_OK;
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash)
+        return status_nomem("checksums", 1024);
+    XXH3_64bits_reset(hash);
     for (int64_t at = 0; at < n && !status; at += step) {
         int64_t part = n - at < step ? n - at : step;
-        status =
-            weights_read_piece(f->format, f->reader, f->match->index[tensor], from, at, part, b);
-        if (!status)
-            status = f->format->write(writer, index, weights_from_f32(b, part, dtype),
-                                      part * mt_dtype_size(dtype));
+        if ((status = weights_read_piece(f->format, f->reader, source, from, at, part, b)))
+            break;
+        XXH3_64bits_update(hash, b->raw, (size_t)(part * mt_dtype_size(from)));
+        status = f->format->write(writer, index, weights_from_f32(b, part, dtype),
+                                  part * mt_dtype_size(dtype));
     }
+    if (!status && f->sums)
+        status = checkpoint_check_sum(f->sums, t->name, hash, f->format->file(f->reader, source));
+    XXH3_freeState(hash);
     return status;
 }
 
 static mt_status write_weights(const model *m, const weights_match *match, const mt_weights *format,
-                               const void *reader, const char *folder, const export_options *o,
-                               int64_t *ret_bytes)
+                               const void *reader, const json_t *sums, const char *folder,
+                               const export_options *o, int64_t *ret_bytes)
 {
     tensor_map *map = NULL;
     mt_tensor_info *list = NULL;
@@ -233,6 +243,7 @@ static mt_status write_weights(const model *m, const weights_match *match, const
     mt_status status = file_masters_init(&f, match, format, reader);
     if (status)
         return status;
+    f.sums = sums;
     const weights_masters from = { &f, get_from_file, NULL };
     if ((status = weights_check_unused(m, &from, match, format, reader)))
         goto out;
@@ -275,22 +286,33 @@ out:
     return status;
 }
 
+/* The checksums that a checkpoint's state has; NULL for any other folder. */
+static mt_status read_sums(const char *path, json_t **ret_state)
+{
+    mt_status status = checkpoint_read_state(path, ret_state);
+    return status == MT_ERR_NOT_FOUND ? MT_OK : status;
+}
+
 static mt_status export_weights(const model *m, const char *path, const mt_weights *format,
                                 const char *folder, const export_options *o, int64_t *ret_bytes)
 {
     void *reader = NULL;
+    json_t *state = NULL;
     weights_match *match = NULL;
     mt_status status = format->open(path, &reader);
     if (status)
         return status;
-    if (!(status = weights_match_create(m, format, reader, &match)))
+    if (!(status = read_sums(path, &state)) &&
+        !(status = weights_match_create(m, format, reader, &match)))
         status = weights_match_complete(match, format, reader, path);
     for (int64_t i = 0; !status && i < match->count; i++)
         if (match->tensor[i] >= 0)
             status = weights_check_tensor(match, format, reader, i);
     if (!status)
-        status = write_weights(m, match, format, reader, folder, o, ret_bytes);
+        status = write_weights(m, match, format, reader, json_object_get(state, "weights"), folder,
+                               o, ret_bytes);
     weights_match_destroy(match);
+    json_decref(state);
     format->close(reader);
     return status;
 }

@@ -55,5 +55,9 @@ expect 0 'exported to trained' -- export second -o trained --dtype fp32
 check 'exports of runs carry it' cmp start/tokenizer.json trained/tokenizer.json
 check 'no optimizer, no state' test "$(echo trained/*)" = 'trained/config.json trained/model.safetensors trained/tokenizer.json'
 check 'the weights are the masters' cmp trained/model.safetensors second/checkpoints/step-000001/model.safetensors
+cp -r second damaged
+printf 'x' | dd of=damaged/checkpoints/step-000001/model.safetensors bs=1 seek=9001 conv=notrunc status=none
+expect 1 'the file is damaged' -- export damaged -o never
+check 'a failed export leaves nothing' bash -c '! ls -d never* 2>/dev/null'
 expect 0 -- generate trained --prompt the --max-tokens 4 --device cpu
 done_testing
