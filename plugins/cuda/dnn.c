@@ -10,9 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* 1 once a GPU run has shown that results agree and repeat. */
-enum { DNN_BY_DEFAULT = 0 };
-
 /* Before 9.10 masks take other values; before 9.18 backward of ragged tensors reads workspace that
  * nothing wrote. Plans are proven on Hopper only. */
 enum {
@@ -40,10 +37,10 @@ struct cuda_dnn {
 
 /* ---- the library ----------------------------------------------------------------------------- */
 
-static bool switched_on(void)
+static bool switched_off(void)
 {
     const char *value = getenv("MEGATRAIN_CUDNN");
-    return value && *value ? strcmp(value, "0") != 0 : DNN_BY_DEFAULT != 0;
+    return value && strcmp(value, "0") == 0;
 }
 
 static bool find_functions(cuda_dnn *c)
@@ -110,7 +107,7 @@ static void destroy(cuda_dnn *c)
 
 void dnn_open(cuda_device *d)
 {
-    cuda_dnn *c = switched_on() ? calloc(1, sizeof *c) : NULL;
+    cuda_dnn *c = switched_off() ? NULL : calloc(1, sizeof *c);
     if (c && open_library(c, d))
         d->dnn = c;
     else if (c)

@@ -51,7 +51,7 @@ typedef struct dnn_launch {
 typedef struct dnn_plan dnn_plan;
 
 /* Never fails: without the library, or where it is switched off or refuses the device, the device
- * has none and the own kernels run. MEGATRAIN_CUDNN=1 and =0 switch it on and off. [main] */
+ * has none and the own kernels run. MEGATRAIN_CUDNN=0 switches it off. [main] */
 void dnn_open(cuda_device *d);
 void dnn_close(cuda_device *d);
 

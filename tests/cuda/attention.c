@@ -166,7 +166,8 @@ CASE(sinks, .attr = { 8, 2, 128, 128, 0.088, 0, 77 }, .sinks = true, .documents 
 CASE(everything, .attr = { 8, 2, 64, 64, 0.125, 20, 77 }, .sinks = true, .documents = { SHORT })
 CASE(dim_64, .attr = { 8, 2, 64, 64, 0.125, 0, 0 }, .documents = { SHORT })
 CASE(dim_96, .attr = { 8, 2, 96, 96, 0.102, 0, 0 }, .documents = { SHORT })
-CASE(dim_256, .attr = { 8, 2, 256, 256, 0.0625, 0, 0 }, .documents = { SHORT })
+CASE(dim_256, .attr = { 8, 2, 256, 256, 0.0625, 0, 0 }, .own_backward = true,
+     .documents = { SHORT })
 CASE(dims_192_128, .attr = { 4, 4, 192, 128, 0.072, 0, 0 }, .documents = { SHORT })
 CASE(large_scores, .attr = { 8, 2, 128, 128, 1.0, 0, 0 }, .documents = { SHORT })
 /* Scores of one document do not fit the budget with all heads: backward goes by key heads. */

@@ -284,10 +284,12 @@ static void slices(void)
 
 static void concatenations(void)
 {
-    static const int64_t width[][3] = { { 128, 64, 0 }, { 5, 3, 7 }, { 8, 0, 16 } };
+    static const int64_t width[][3] = { { 128, 64, 0 }, { 5, 3, 7 }, { 8, 16, 24 } };
     for (int i = 0; i < 3; i++)
         for (uint32_t shared = 0; shared < 4; shared += 2) {
-            const mt_concat_attr attr = { 4, shared };
+            const mt_concat_attr attr = {
+                4, shared, { (int32_t)width[i][0], (int32_t)width[i][1], (int32_t)width[i][2] }
+            };
             op_case c = { .op = "concat",
                           .attr = &attr,
                           .n_in = 3,

@@ -129,7 +129,7 @@ static void for_operands(cuda_queue *q, const mt_op_call *c, const mt_tensor *wh
     int64_t first = 0;
     for (uint32_t i = 0; i < c->n_in; i++) {
         bool shared = attr->shared >> i & 1u;
-        int64_t cols = c->in[i].cols / (shared ? 1 : attr->heads);
+        int64_t cols = attr->cols[i];
         if (cols > 0)
             fn(q, c, i, shared, attr->heads, first, cols, whole->cols / attr->heads);
         first += cols;
