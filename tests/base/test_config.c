@@ -97,6 +97,8 @@ static void test_scalars(void)
     CHECK(v->get_int(v, "g", &i) == MT_ERR_NOT_FOUND);
     CHECK(strcmp(status_text(), "m.yaml:9:4: key 'g' is null, but a value is needed") == 0, "%s",
           status_text());
+    CHECK(v->is_null(v, "g") && !v->is_null(v, "zz") && !v->is_null(v, "a") && !v->has(v, "g"),
+          "null is neither absent nor a value");
     CHECK(i == 77, "a failed getter wrote to its output");
     config_destroy(c);
 }
