@@ -455,6 +455,7 @@ mt_status hardware_profile(const hardware *h, mt_dtype compute, int64_t document
     f.copy_in = h->copy[h->n_copies - 1].in;
     f.copy_out = h->copy[h->n_copies - 1].out;
     f.host_bandwidth = h->memory[h->n_threads - 1].update;
+    f.device_bandwidth = h->device.unified ? f.host_bandwidth : h->device_copy;
     *ret = f;
     return MT_OK;
 }

@@ -29,6 +29,7 @@ struct plan_owner {
     plan_profile profile;
     const mt_backend *backend;
     void *device;
+    bool unified; /* the device is the host */
 };
 
 /* What there is. */
@@ -134,74 +135,168 @@ static bool fits(const plan *p, const limits *lim)
     return device <= lim->device && host <= lim->host;
 }
 
-/* Seconds of a full step. The rates bound each resource by itself; passes that overlap take as long
- * as the slowest. With clipping the optimizer runs beside the next forward, without it beside
- * backward. */
-static void predict(plan *p)
+/* What a run keeps up of the best that was measured: GEMMs of all shapes, sizes and operand orders,
+ * hour after hour; host memory that copies and workers pull at together. */
+static const double gemm_share = 0.9, host_share = 0.9;
+
+typedef enum resource { COMPUTE, COPY_IN, COPY_OUT, HOST, RESOURCES } resource;
+
+/* What a group's pass through all units takes. */
+typedef struct costs {
+    double forward, backward; /* s of compute */
+    double weights, kept;     /* bytes; those still there when backward begins */
+    double grads;             /* elements */
+} costs;
+
+/* Bytes that a unit's cheap operations read and write on the device for one micro-batch. Forward
+ * writes what backward may need once and reads it about half as often again; backward reads all of
+ * it, and reads and writes gradients of the same sizes; what is made again is written and read. */
+static mt_status move_bytes(plan *p, int32_t u, double *ret_forward, double *ret_backward)
+{
+    tpl_plan *keep;
+    mt_status st =
+        get_tpl(p, p->m->units[u].tpl_index, TPL_KEEP, p->tpl[u]->bounds.gather_rows, &keep);
+    if (st < 0)
+        return st;
+    double all = (double)keep->saved_bytes, again = all - (double)p->tpl[u]->saved_bytes;
+    *ret_forward = 1.5 * all;
+    *ret_backward = 3 * all + 2 * fmax(again, 0);
+    return MT_OK;
+}
+
+static mt_status count_costs(plan *p, costs *ret)
 {
     const plan_request *r = &p->request;
     const plan_profile *f = &p->owner->profile;
     const model *m = p->m;
-    double tokens = (double)r->micro_tokens * (double)r->micro_batches;
+    double batches = (double)r->micro_batches / (double)p->groups;
+    double tokens = (double)r->micro_tokens * batches, gemm_flops = f->gemm_flops * gemm_share;
     double pairs = tokens * (double)(r->max_seq_len > 0 ? r->max_seq_len + 1 : 1) / 2;
-    double forward = 0, backward = 0, weights = 0, grads = 0, kept = 0;
+    double attn_backward = f->attn_backward_flops > 0 ? f->attn_backward_flops : f->attn_flops;
+    costs c = { 0 };
     for (int32_t u = 0; u < m->n_units; u++) {
         const tpl *t = m->units[u].t;
-        double allowed = pairs;
+        tpl_policy policy = p->policy[u];
+        double allowed = pairs, moved[2] = { 0, 0 };
         if (t->attn_window > 0 && t->attn_window < r->max_seq_len)
             allowed = tokens * (double)t->attn_window;
-        double attn = t->attn_flops_per_pair * allowed / f->attn_flops;
-        double gemm = tokens * t->gemm_flops_per_token / f->gemm_flops;
-        forward += gemm + attn;
-        backward +=
-            2 * gemm + 2.5 * attn + tokens * t->recompute_gemm_flops[p->policy[u]] / f->gemm_flops;
-        backward += t->recompute_attn_flops[p->policy[u]] * allowed / f->attn_flops;
-        if (p->policy[u] != TPL_KEEP)
-            backward += 0.02 * gemm; /* the cheap operations, which only move memory */
+        double attn = t->attn_flops_per_pair * allowed;
+        double gemm = tokens * t->gemm_flops_per_token;
+        c.forward += gemm / gemm_flops + attn / f->attn_flops;
+        c.backward += (2 * gemm + tokens * t->recompute_gemm_flops[policy]) / gemm_flops;
+        c.backward +=
+            2.5 * attn / attn_backward + t->recompute_attn_flops[policy] * allowed / f->attn_flops;
+        if (r->training && f->device_bandwidth > 0) {
+            mt_status st = move_bytes(p, u, &moved[0], &moved[1]);
+            if (st < 0)
+                return st;
+            c.forward += batches * moved[0] / f->device_bandwidth;
+            c.backward += batches * moved[1] / f->device_bandwidth;
+        }
         double bytes = (double)p->tpl[u]->weight_bytes;
-        weights += bytes;
-        grads += (double)p->tpl[u]->grad_bytes;
+        c.weights += bytes;
+        c.grads += (double)p->tpl[u]->grad_bytes / 4;
         if (u >= m->n_units - p->weight_buffers)
-            kept += bytes;
+            c.kept += bytes;
     }
-    double groups = (double)p->groups;
-    p->compute_seconds = forward + (r->training ? backward : 0);
-    double in_forward = groups * weights / f->copy_in;
-    double in_backward = r->training ? groups * (weights - kept) / f->copy_in : 0;
-    p->copy_in_seconds = in_forward + in_backward;
-    double leave = p->device_sums ? 1 : groups; /* how often gradients leave */
-    p->copy_out_seconds =
-        r->training ? leave * grads / 4 * (double)mt_dtype_size(r->gradient_dtype) / f->copy_out
-                    : 0;
-    double host = 0;
-    if (r->training) {
-        double per_elem = 8 + 4; /* both planes read and written, the gradient read */
-        for (uint32_t s = 0; s < r->n_states; s++)
-            per_elem += 2.0 * (double)mt_dtype_size(r->states[s].dtype);
-        host = per_elem * (double)m->total_params + 12.0 * (leave - 1) * grads / 4;
-    }
-    p->optimizer_seconds = host / f->host_bandwidth;
+    *ret = c;
+    return MT_OK;
+}
 
-    if (!r->training)
-        p->seconds = fmax(forward, in_forward);
-    else if (r->max_grad_norm > 0)
-        p->seconds = fmax(fmax(forward, in_forward), p->optimizer_seconds) +
-                     fmax(fmax(backward, in_backward), p->copy_out_seconds);
-    else
-        p->seconds = fmax(fmax(p->compute_seconds, p->copy_in_seconds),
-                          fmax(p->copy_out_seconds, p->optimizer_seconds));
-    const struct {
-        double seconds;
-        const char *name;
-    } by[] = { { p->compute_seconds, "compute" },
-               { p->copy_in_seconds, "copy-in" },
-               { p->copy_out_seconds, "copy-out" },
-               { p->optimizer_seconds, "host memory" } };
+/* Seconds of a pass that asks for so many of every resource: those that overlap take as long as the
+ * slowest, which the time is charged to. A device that is the host does everything on the same
+ * cores. */
+static double pass_seconds(const plan *p, const double *need, double *charge)
+{
     int worst = 0;
-    for (int i = 1; i < 4; i++)
-        if (by[i].seconds > by[worst].seconds)
-            worst = i;
-    p->bound = by[worst].name;
+    double sum = 0;
+    for (int k = 0; k < RESOURCES; k++) {
+        worst = need[k] > need[worst] ? k : worst;
+        sum += need[k];
+        if (p->owner->unified)
+            charge[k] += need[k];
+    }
+    if (p->owner->unified)
+        return sum;
+    charge[worst] += need[worst];
+    return need[worst];
+}
+
+/* Seconds of a full step. With clipping the optimizer runs beside the first forward of the next
+ * step, without it beside the last backward, and beside that forward too. Copies and workers share
+ * the host's memory. */
+static mt_status predict(plan *p)
+{
+    const plan_request *r = &p->request;
+    const plan_profile *f = &p->owner->profile;
+    bool clip = r->max_grad_norm > 0;
+    double host_bandwidth = f->host_bandwidth * host_share;
+    double grad_size = (double)mt_dtype_size(r->gradient_dtype);
+    costs c;
+    mt_status st = count_costs(p, &c);
+    if (st < 0)
+        return st;
+
+    double optimizer = 0;
+    if (r->training) {
+        double each = 8 + grad_size; /* both planes read and written, the gradient read */
+        for (uint32_t s = 0; s < r->n_states; s++)
+            each += 2.0 * (double)mt_dtype_size(r->states[s].dtype);
+        optimizer = each * (double)p->m->total_params / host_bandwidth;
+    }
+    p->compute_seconds = p->copy_in_seconds = p->copy_out_seconds = p->seconds = 0;
+    p->optimizer_seconds = optimizer;
+    /* Passes that the optimizer runs beside without clipping are held back until it is known. */
+    double charge[RESOURCES] = { 0 }, held[RESOURCES] = { 0 }, first_forward = 0, last_backward = 0,
+           shared = 0;
+    for (int64_t g = 0; g < p->groups; g++) {
+        bool leave = !p->device_sums || g == p->groups - 1, add = !p->device_sums && g > 0;
+        double in[2] = { c.weights, c.weights - c.kept }, out = leave ? c.grads * grad_size : 0;
+        double dram[2] = { in[0], in[1] + out };
+        if (p->owner->unified)
+            dram[0] = dram[1] = 0; /* copies are counted as such */
+        if (add)
+            dram[1] += c.grads * (8 + grad_size); /* the plane read and written, the slab read */
+        double need[2][RESOURCES] = {
+            { c.forward, in[0] / f->copy_in, 0, dram[0] / host_bandwidth },
+            { c.backward, in[1] / f->copy_in, out / f->copy_out, dram[1] / host_bandwidth }
+        };
+        if (g == 0)
+            shared += need[0][HOST];
+        if (g == p->groups - 1)
+            shared += need[1][HOST];
+        if (g == 0 && clip && r->training)
+            need[0][HOST] += optimizer;
+        for (int k = 0; k < (r->training ? 2 : 1); k++) {
+            bool beside = !clip && (k == 0 ? g == 0 : g == p->groups - 1);
+            double seconds = pass_seconds(p, need[k], beside ? held : charge);
+            p->seconds += seconds;
+            p->compute_seconds += need[k][COMPUTE];
+            p->copy_in_seconds += need[k][COPY_IN];
+            p->copy_out_seconds += need[k][COPY_OUT];
+            if (g == 0 && k == 0)
+                first_forward = seconds;
+            if (k == 1)
+                last_backward = seconds;
+        }
+    }
+    double both = first_forward + last_backward;
+    if (r->training && !clip && p->owner->unified) {
+        p->seconds += optimizer;
+        charge[HOST] += optimizer;
+    } else if (r->training && !clip && shared + optimizer > both) {
+        p->seconds += shared + optimizer - both;
+        charge[HOST] += shared + optimizer;
+        memset(held, 0, sizeof held);
+    }
+    for (int k = 0; k < RESOURCES; k++)
+        charge[k] += held[k];
+    static const char *const name[] = { "compute", "copy-in", "copy-out", "host memory" };
+    int worst = 0;
+    for (int k = 1; k < RESOURCES; k++)
+        worst = charge[k] > charge[worst] ? k : worst;
+    p->bound = name[worst];
+    return MT_OK;
 }
 
 /* Raises policies from `from` to `to`, unit by unit, as long as everything fits. */
@@ -255,9 +350,8 @@ static mt_status complete(plan *p, int64_t groups, const limits *lim, bool *ret_
             count_bytes(p);
         }
     }
-    predict(p);
     *ret_fits = ok;
-    return MT_OK;
+    return predict(p);
 }
 
 /* May the sums of gradients be there? One group has nothing to sum. */
@@ -524,6 +618,7 @@ mt_status plan_create(const model *m, const plan_request *request, const plan_pr
     p->owner->backend = backend;
     p->owner->device = device;
     limits lim = find_limits(request, backend, device);
+    p->owner->unified = lim.unified;
     bool ok = false;
     st = choose(p, &lim, &ok);
     if (st == MT_OK && !ok)

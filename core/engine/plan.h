@@ -16,6 +16,9 @@ typedef struct plan_profile {
     double attn_flops;
     double copy_in, copy_out; /* host <-> device, bytes/s */
     double host_bandwidth;    /* bytes/s that all optimizer workers together reach */
+    /* 0: not measured; then as attn_flops, and as if it took no time */
+    double attn_backward_flops;
+    double device_bandwidth; /* bytes/s that operations read and write on the device */
 } plan_profile;
 
 /* The memory of a machine other than this one, bytes free. */

@@ -147,7 +147,7 @@ static void a_backend_without_narrow_has_fp32_gradients(void)
     void *device;
     mt_backend old = *world_backend(&device);
     plan *p = NULL;
-    plan_profile f = { 1e11, 5e10, 1e10, 1e10, 1e10 };
+    plan_profile f = { 1e11, 5e10, 1e10, 1e10, 1e10, 5e10, 0 };
     world_open(&o, &w);
     plan_request r = w.p->request;
     old.struct_size = offsetof(mt_backend, narrow);
@@ -411,14 +411,29 @@ static void count_linear(void *device, void *queue, const mt_op_call *call)
     steady->kernel(device, "linear")->forward(device, queue, call);
 }
 
+/* Attention takes no longer forward than backward. */
+static void skip_attention(void *device, void *queue, const mt_op_call *call)
+{
+    (void)device;
+    (void)queue;
+    (void)call;
+    clock_ns += LINEAR_NS;
+}
+
 static const mt_kernel *counted_kernel(const void *device, const char *op)
 {
+    static mt_kernel attention;
+    attention = *steady->kernel(device, "attention");
+    attention.forward = attention.backward = skip_attention;
+    if (strcmp(op, "attention") == 0)
+        return &attention;
     return strcmp(op, "linear") == 0 ? &counted : steady->kernel(device, op);
 }
 
 static void count_in(void *device, void *queue, void *dst, const void *src, int64_t bytes)
 {
-    clock_ns += COPY_NS * (uint64_t)(5 - copies[0]++);
+    if (bytes == 32 << 20)
+        clock_ns += COPY_NS * (uint64_t)(5 - copies[0]++);
     steady->copy_in(device, queue, dst, src, bytes);
 }
 
@@ -450,9 +465,171 @@ static void a_measurement_is_the_best_of_several(void)
     double want = 2.0 * 256 * 256 * 256 / (LINEAR_NS * 1e-9);
     CHECK(fabs(f.gemm_flops - want) < 1e-6 * want, "%g FLOP/s, not %g", f.gemm_flops, want);
     CHECK(copies[0] == 5 && copies[1] == 5);
+    /* 256 tokens, 4 heads of 128: four FLOPs a pair and dimension forward, ten backward. */
+    want = 256.0 * 257 / 2 * 4 * 4 * 128 / (LINEAR_NS * 1e-9);
+    CHECK(fabs(f.attn_flops - want) < 1e-6 * want, "%g FLOP/s, not %g", f.attn_flops, want);
+    CHECK(fabs(f.attn_backward_flops - 2.5 * want) < 1e-6 * want);
     want = (32 << 20) / (COPY_NS * 1e-9);
     CHECK(fabs(f.copy_in - want) < 1e-6 * want, "%g B/s, not %g", f.copy_in, want);
     CHECK(fabs(f.copy_out - want / 2) < 1e-6 * want, "%g B/s, not %g", f.copy_out, want / 2);
+}
+
+/* ---- the cost model -------------------------------------------------------------------------- */
+
+/* The same backend as a device with memory of its own, for plans only. */
+static void apart(const void *device, mt_device_info *ret)
+{
+    steady->info(device, ret);
+    ret->unified = 0;
+}
+
+typedef struct prediction {
+    double seconds;
+    char bound[16];
+} prediction;
+
+static prediction predict(plan_request r, const plan_profile *f, bool unified, plan **ret)
+{
+    static world w;
+    void *device;
+    steady = world_backend(&device);
+    mt_backend b = *steady;
+    b.info = unified ? steady->info : apart;
+    if (!w.m)
+        world_model(&(world_options){ .blocks = 6 }, &w);
+    r.training = true;
+    r.micro_tokens = r.max_seq_len = 24;
+    r.micro_batches = 4;
+    r.micro_documents = 4;
+    r.weight_buffers = 2;
+    r.device_limit = INT64_MAX / 4;
+    r.host_limit = INT64_MAX / 2;
+    r.n_states = 2;
+    r.states[0] = r.states[1] = (mt_state_spec){ "s", MT_F32 };
+    if (plan_create(w.m, &r, f, &b, device, ret) < 0)
+        world_fail("plan_create");
+    prediction p = { .seconds = (*ret)->seconds };
+    snprintf(p.bound, sizeof p.bound, "%s", (*ret)->bound);
+    return p;
+}
+
+/* Bytes that every group's two passes bring in, and that its gradients have in FP32. */
+static double in_bytes(const plan *p)
+{
+    double bytes = 0;
+    for (int32_t u = 0; u < p->m->n_units; u++)
+        bytes += (double)p->tpl[u]->weight_bytes * (u < p->m->n_units - 2 ? 2 : 1);
+    return bytes;
+}
+
+static double grad_bytes(const plan *p)
+{
+    double bytes = 0;
+    for (int32_t u = 0; u < p->m->n_units; u++)
+        bytes += (double)p->tpl[u]->grad_bytes;
+    return bytes;
+}
+
+#define IS(want, bounded)                                                                          \
+    CHECK(fabs(got.seconds - (want)) < 1e-9 * got.seconds && strcmp(got.bound, bounded) == 0,      \
+          "%.12g, not %.12g, bound by %s", got.seconds, want, got.bound)
+
+static void the_cost_model_adds_up(void)
+{
+    const double n = 1e30; /* no time at all */
+    plan *p;
+    plan_request r = { .groups = 1, .policy = TPL_KEEP, .max_grad_norm = 1 };
+    prediction got = predict(r, &(plan_profile){ n, n, n, n, n, n, n }, false, &p);
+    double gemm = 0, attn = 0, weights = 0, saved = 0, again = 0, pairs = 0;
+    double params = (double)p->m->total_params;
+    for (int32_t u = 0; u < p->m->n_units; u++) {
+        const tpl *t = p->m->units[u].t;
+        gemm += 96 * t->gemm_flops_per_token;
+        again += 96 * t->recompute_gemm_flops[TPL_INPUT];
+        attn += 96 * 12.5 * t->attn_flops_per_pair;
+        pairs += 96 * 12.5 * t->recompute_attn_flops[TPL_INPUT];
+        weights += (double)p->tpl[u]->weight_bytes;
+        saved += 4 * (double)p->tpl[u]->saved_bytes;
+    }
+    plan_destroy(p);
+
+    /* Compute: GEMMs at nine tenths of the best, attention each way at its own rate, and what the
+     * operations move. */
+    got = predict(r, &(plan_profile){ 1e9, n, n, n, n, n, n }, false, &p);
+    IS(3 * gemm / 0.9e9, "compute");
+    plan_destroy(p);
+    got = predict(r, &(plan_profile){ n, 1e9, n, n, n, 2e9, n }, false, &p);
+    IS(attn / 1e9 + 2.5 * attn / 2e9, "compute");
+    plan_destroy(p);
+    got = predict(r, &(plan_profile){ n, n, n, n, n, n, 1e9 }, false, &p);
+    IS(4.5 * saved / 1e9, "compute");
+    plan_destroy(p);
+    r.policy = TPL_INPUT;
+    got = predict(r, &(plan_profile){ 1e9, 1e9, n, n, n, 1e9, 0 }, false, &p);
+    IS((3 * gemm + again) / 0.9e9 + (3.5 * attn + pairs) / 1e9, "compute");
+    CHECK(again > 0 && pairs > 0);
+    double left = 0;
+    for (int32_t u = 0; u < p->m->n_units; u++)
+        left += 4 * (double)p->tpl[u]->saved_bytes;
+    plan_destroy(p);
+    got = predict(r, &(plan_profile){ n, n, n, n, n, n, 1e9 }, false, &p);
+    IS((4.5 * saved + 2 * (saved - left)) / 1e9, "compute");
+    plan_destroy(p);
+    r.policy = TPL_KEEP;
+
+    /* Copies, group by group. */
+    got = predict(r, &(plan_profile){ n, n, 1e9, n, n, n, n }, false, &p);
+    IS(in_bytes(p) / 1e9, "copy-in");
+    plan_destroy(p);
+    r.groups = 4;
+    r.gradients = PLAN_GRADIENTS_HOST;
+    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n }, false, &p);
+    IS(4 * grad_bytes(p) / 1e9, "copy-out");
+    plan_destroy(p);
+    r.gradients = PLAN_GRADIENTS_DEVICE;
+    r.gradient_dtype = MT_BF16;
+    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n }, false, &p);
+    IS(grad_bytes(p) / 2 / 1e9, "copy-out");
+    plan_destroy(p);
+
+    /* Host memory: copies and the optimizer pull at it together; sums of groups add theirs. */
+    got = predict(r, &(plan_profile){ n, n, n, n, 1e9, n, n }, false, &p);
+    IS((26 * params + 4 * in_bytes(p) + grad_bytes(p) / 2) / 0.9e9, "host memory");
+    plan_destroy(p);
+    r.gradient_dtype = MT_F32;
+    r.gradients = PLAN_GRADIENTS_HOST;
+    got = predict(r, &(plan_profile){ n, n, n, n, 1e9, n, n }, false, &p);
+    IS((28 * params + 4 * in_bytes(p) + 4 * grad_bytes(p) + 3 * 12 * grad_bytes(p) / 4) / 0.9e9,
+       "host memory");
+    plan_destroy(p);
+
+    /* With clipping only the first forward hides the optimizer; without it also the last backward,
+     * and never the groups between. */
+    const double slow = 1.0, host = params * 28 / 1.6 / 0.9; /* the optimizer takes 1.6 s */
+    const plan_profile half = { gemm / slow / 0.9, n, n, n, host, n, n };
+    r.groups = 1;
+    r.gradients = PLAN_GRADIENTS_AUTO;
+    got = predict(r, &half, false, &p);
+    double in = weights / (host * 0.9);
+    IS(1.6 + in + 2.0, "compute");
+    CHECK(fabs(p->optimizer_seconds - 1.6) < 1e-9 && fabs(p->compute_seconds - 3) < 1e-9);
+    plan_destroy(p);
+    r.max_grad_norm = 0;
+    got = predict(r, &half, false, &p);
+    IS(3.0, "compute");
+    plan_destroy(p);
+    r.groups = 4;
+    r.gradients = PLAN_GRADIENTS_DEVICE;
+    got = predict(r, &half, false, &p);
+    double rest = 1.6 + (in_bytes(p) + grad_bytes(p)) / (host * 0.9);
+    IS(0.75 * 3.0 + rest, "host memory");
+    plan_destroy(p);
+
+    /* On a device that is the host all of it takes turns. */
+    r.groups = 1;
+    got = predict(r, &half, true, &p);
+    IS(3.0 + 1.6, "compute");
+    plan_destroy(p);
 }
 
 int main(void)
@@ -468,5 +645,6 @@ int main(void)
     RUN(decoding_equals_prefill);
     RUN(the_plan_prints);
     RUN(a_measurement_is_the_best_of_several);
+    RUN(the_cost_model_adds_up);
     return check_done();
 }
