@@ -210,12 +210,37 @@ static void refusals(void)
     }
 }
 
+/* Operands that do not fit what the attribute says of them. */
+static mt_status build_concat(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    int kind = *(const int *)arg;
+    mt_val x = mt_input(b, 0, 6), in[3] = { x, kind == 1 ? MT_NONE : x, x };
+    mt_concat_attr a = { .heads = 2, .cols = { 3, kind == 1 ? 0 : 3, kind == 2 ? 6 : 3 } };
+    mt_output(b, 0, mt_concat(b, in, kind == 3 ? 2 : 3, &a));
+    return MT_OK;
+}
+
+static void concat_refusals(void)
+{
+    static const char *const says[] = { NULL, "operand 1 is missing", "6 columns, expected 12",
+                                        "operand 2 must be" };
+    for (int kind = 0; kind < 4; kind++) {
+        tpl *t = NULL;
+        mt_status st = tpl_create("concat", build_concat, NULL, &kind, &t);
+        CHECK(says[kind] ? st == MT_ERR_INVALID && strstr(status_text(), says[kind]) : st == MT_OK,
+              "case %d: %s", kind, st == MT_OK ? "accepted" : status_text());
+        tpl_destroy(t);
+    }
+}
+
 int main(void)
 {
     backend = zoo_backend(&device);
     RUN(two_of_eight);
     RUN(slices_cost_nothing);
     RUN(refusals);
+    RUN(concat_refusals);
     backend->close(device);
     return check_done();
 }

@@ -11,7 +11,9 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
     int64_t width = 0;
     if (a->heads < 1)
         return op_refuse(error, error_size, "%d heads", a->heads);
-    for (uint32_t i = 0; i < n_in && op_present(&in[i]); i++) {
+    for (uint32_t i = 0; i < n_in; i++) {
+        if (!op_present(&in[i]) && a->cols[i] == 0)
+            continue;
         if (!op_is_activation(&in[i]) || !op_same_rows(&in[i], &in[0]))
             return op_refuse(error, error_size,
                              "operand %u must be an activation with the rows of operand 0", i);
@@ -19,6 +21,8 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
         if (in[i].cols != expected)
             return op_refuse(error, error_size, "operand %u has %lld columns, expected %lld", i,
                              (long long)in[i].cols, (long long)expected);
+        if (i > 0 && !op_present(&in[i - 1]))
+            return op_refuse(error, error_size, "operand %u is missing", i - 1);
         width += a->cols[i];
     }
     ret->n_out = 1;
