@@ -40,8 +40,10 @@ typedef struct mt_weights {
      * that an index names, offsets, sizes. `path` is a folder, a file, or FOLDER/STEM of a set that
      * create has written there. [main] */
     mt_status (*open)(const char *path, void **ret_reader);
-    void (*close)(void *reader);          /* accepts NULL [main] */
-    int64_t (*count)(const void *reader); /* [any] */
+    void (*close)(void *reader); /* accepts NULL [main] */
+    /* Number of tensors. One that is quantised is shown, and read, as the BF16 that it stands for,
+     * where the format knows how; its scales are then not shown. */
+    int64_t (*count)(const void *reader);                                      /* [any] */
     mt_status (*info)(const void *reader, int64_t index, mt_tensor_info *ret); /* [any] */
     /* Name of the file that holds tensor `index`, for messages. */
     const char *(*file)(const void *reader, int64_t index); /* [any] */
