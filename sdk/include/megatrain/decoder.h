@@ -243,7 +243,9 @@ static inline mt_val mt_decoder_attention(mt_builder *b, const mt_decoder *d,
     q_rope.growth_positions = a->q_growth_positions;
     q = mt_rope(b, q, &q_rope, heads);
     k = mt_rope(b, k, &a->rope, kv_heads);
-    mt_val sinks = a->sinks ? mt_vector(b, "self_attn.sinks", d->heads, MT_INIT_ZEROS) : MT_NONE;
+    mt_val sinks = a->sinks ? mt_laid_out(b, "self_attn.sinks", 0, d->heads, MT_INIT_NORMAL,
+                                          d->init_std, NULL, 0)
+                            : MT_NONE;
     mt_attn_attr attr = { heads, kv_heads, dim, dim, a->scale, a->softcap, a->window };
     mt_val o = mt_attention(b, q, k, v, sinks, &attr);
     return mt_decoder_linear(b, d, o, "self_attn.o_proj", d->hidden, q_cols, a->o_bias);
