@@ -33,6 +33,20 @@ expect 0 '0 parameters have no tensor' -- inspect sharded
 expect 0 -- export sharded -o one --dtype bf16
 check 'from shards: other bytes' cmp one/model.safetensors bf16/model.safetensors
 
+# GPT-OSS: (in, out) matrices of all experts in one tensor, from either release, and a config.json
+# that no longer speaks of a quantisation.
+oss=$source_root/tests/oracle/fixtures/gpt_oss
+expect 0 -- export "$oss/bf16" -o oss
+check 'gate_up_proj: layout' grep -aq '"model.layers.0.mlp.experts.gate_up_proj":{"dtype":"BF16","shape":\[5,24,20\]' oss/model.safetensors
+check 'down_proj: layout' grep -aq '"model.layers.0.mlp.experts.down_proj":{"dtype":"BF16","shape":\[5,10,24\]' oss/model.safetensors
+expect 0 -- export "$oss/mxfp4" -o dequantised
+check 'from MXFP4: layout' grep -aq '"model.layers.1.mlp.experts.gate_up_proj":{"dtype":"BF16","shape":\[4,32,64\]' dequantised/model.safetensors
+check 'from MXFP4: no blocks' bash -c '! grep -aqE "_blocks|_scales" dequantised/model.safetensors'
+check 'from MXFP4: config.json' bash -c '! grep -q quantization_config dequantised/config.json'
+expect 0 '0 parameters have no tensor, 0 tensors no parameter' -- inspect dequantised
+expect 0 -- export dequantised -o dequantised-again
+check 'from MXFP4 again: other bytes' cmp dequantised/model.safetensors dequantised-again/model.safetensors
+
 # What is refused, and leaves nothing.
 expect 1 'the folder is not empty' -- export tied -o bf16
 expect 1 'there are no weights to export' -- export "$source_root/arch/llama/models/llama-2-7b.yaml" -o x

@@ -71,6 +71,8 @@ qwen/models/qwen1.5-moe-a2.7b 14,315,784,192
 qwen/models/qwen2-57b-a14b 57,408,658,944
 qwen/models/qwen3-30b-a3b 30,532,122,624
 qwen/models/qwen3-235b-a22b 235,093,634,560
+gpt_oss/models/gpt-oss-20b 20,914,757,184
+gpt_oss/models/gpt-oss-120b 116,829,156,672
 END
 [[ $listed -eq $(find "$source_root"/arch/*/models -name '*.yaml' ! -name 'tiny-*' | wc -l) ]] ||
     fail 'a model manifest is not in the list'
@@ -122,6 +124,8 @@ refuse "'output_router_logits'" mixtral 'output_router_logits: true'
 refuse "'router_jitter_noise'" mixtral 'router_jitter_noise: 0.1'
 refuse "'num_experts_per_tok' must be 1 to 4" qwen3_moe $'num_experts: 4\nnum_experts_per_tok: 5'
 refuse "'sliding_window' must be 1 to" mistral 'sliding_window: 0'
+refuse "'swiglu_alpha' 1.5 is not offered" gpt_oss 'swiglu_alpha: 1.5'
+refuse "'sliding_window' is null, but layer 0" gpt_oss 'sliding_window: null'
 refuse 'full_attention and sliding_attention' gemma3_text 'rope_parameters: { rope_theta: 10000.0 }'
 
 # ---- other commands ------------------------------------------------------------------------------

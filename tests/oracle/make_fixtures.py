@@ -12,7 +12,8 @@ Each case is a folder as save_pretrained writes it, in some cases rewritten to a
         doc_starts     int32 [n + 1]
         logits         fp32 [T, vocab]; every document was run by itself, positions from 0
         loss           fp64 [1]       mean over all targets of all documents
-        grad.NAME      fp32           gradient of that mean, by the parameter's name
+        grad.NAME      fp32           gradient of that mean, by the parameter's name and in its
+                                      shape: experts' matrices are [out, in], gate over up
 
 Only eager attention is a valid reference: others drop soft caps.
 """
@@ -25,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 SMALL = dict(vocab_size=96, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, head_dim=12,
@@ -44,6 +46,8 @@ def rope(theta=10000.0, rope_type="default", **more):
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+# The bounds of the ramp are 0.4 and 4.0, which matters because they are not made whole.
+FRACTIONAL = dict(YARN, beta_fast=2.0, beta_slow=0.25, truncate=False)
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 # family/case: model_type, configuration, lengths of the documents (inputs), how it is written:
@@ -51,6 +55,7 @@ MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 #     shards          at most so many bytes a file
 #     config          a function that rewrites config.json
 #     fused           all experts of a layer in one tensor, in place of one each
+#     mxfp4           the experts' matrices are quantised, as GPT-OSS is released
 #     wrap            (model_type, prefix): the language model of a multi-modal one
 CASES = {
     "llama/gqa": ("llama", dict(SMALL, **rope()), [1, 70, 13, 1, 33], {}),
@@ -135,6 +140,15 @@ CASES = {
                                                use_sliding_window=True, sliding_window=6,
                                                **rope(1e6)), DOCUMENTS,
                              dict(bf16=True, fused=True)),
+    "gpt_oss/bf16": ("gpt_oss", dict(TINY, intermediate_size=10, num_hidden_layers=3, head_dim=16,
+                                     sliding_window=6, num_local_experts=5, num_experts_per_tok=2,
+                                     swiglu_limit=0.9, **rope(100.0, **FRACTIONAL)), DOCUMENTS,
+                     dict(bf16=True)),
+    "gpt_oss/mxfp4": ("gpt_oss", dict(TINY, hidden_size=32, intermediate_size=32, head_dim=16,
+                                      num_key_value_heads=1, sliding_window=5, num_local_experts=4,
+                                      num_experts_per_tok=3, swiglu_limit=1.5,
+                                      layer_types=MIXED[1:], **rope(100.0, **FRACTIONAL)),
+                      DOCUMENTS, dict(bf16=True, config="gpt_oss release", mxfp4=True)),
 }
 
 
@@ -145,12 +159,53 @@ def randomise(model, generator):
         noise = torch.randn(p.shape, generator=generator)
         if name.endswith("norm.weight"):
             p.data = (0 if one_plus else 1) + 0.2 * noise
-        elif name.endswith(".bias"):
+        elif name.endswith("sinks"):
+            p.data = noise
+        elif name.endswith("bias"):
             p.data = 0.3 * noise
         elif "embed_tokens" in name:
             p.data = (0.1 if one_plus else 0.5) * noise
         else:
             p.data = 0.2 * noise
+
+
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+
+
+def quantise(model):
+    """Rounds the experts' matrices to MXFP4: {NAME_blocks, NAME_scales}, and the model's own are
+    what these stand for."""
+    codes = torch.tensor(E2M1 + [-v for v in E2M1])
+    packed = {}
+    for name, p in model.named_parameters():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            w = p.data.transpose(1, 2)  # (out, in)
+            groups = w.reshape(*w.shape[:2], -1, 32)
+            scale = groups.abs().amax(-1).log2().floor() - 2
+            unit = torch.exp2(scale)[..., None]
+            code = ((groups / unit)[..., None] - codes).abs().argmin(-1)
+            packed[name + "_blocks"] = (code[..., 0::2] + 16 * code[..., 1::2]).byte()
+            packed[name + "_scales"] = (scale + 127).byte()
+            p.data = (codes[code] * unit).reshape(w.shape).transpose(1, 2).contiguous()
+            theirs = convert_moe_packed_tensors(packed[name + "_blocks"],
+                                                packed[name + "_scales"], dtype=torch.float32)
+            assert torch.equal(theirs, p.data), name
+    return packed
+
+
+def release_quantised(folder, packed):
+    weights = load_file(folder / "model.safetensors")
+    for name, value in packed.items():
+        weights.pop(name.removesuffix("_blocks"), None)
+        weights[name] = value
+    save_file(weights, folder / "model.safetensors", metadata=dict(format="pt"))
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = dict(
+        quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn",
+                                                      "model.layers.*.mlp.router",
+                                                      "model.embed_tokens", "lm_head"])
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def v4(config):
@@ -161,6 +216,16 @@ def v4(config):
         config["rope_scaling"] = rope
     config.pop("layer_types", None)
     config["torch_dtype"] = config.pop("dtype")
+
+
+def gpt_oss_release(config):
+    types = config["layer_types"]
+    v4(config)
+    config["layer_types"] = types
+    for key in ("swiglu_alpha", "num_experts"):
+        config.pop(key, None)
+    config["initial_context_length"] = 16
+    config["experts_per_token"] = config["num_experts_per_tok"]
 
 
 def without_layer_types(config):
@@ -188,7 +253,7 @@ def gemma3_v4(config):
 
 
 REWRITES = {"v4": v4, "without layer_types": without_layer_types, "gemma 1": gemma1,
-            "gemma 3 v4": gemma3_v4}
+            "gemma 3 v4": gemma3_v4, "gpt_oss release": gpt_oss_release}
 
 
 def wrap(folder, model_type, prefix):
@@ -217,6 +282,16 @@ def documents(lengths, vocab, generator):
     return out
 
 
+def as_parameter(model, name, value):
+    """GPT-OSS's experts, (in, out) with gate and up in turn, as the others are: gate over up."""
+    if model.config.model_type == "gpt_oss" and ".experts." in name:
+        if not name.endswith("_bias"):
+            value = value.transpose(1, 2)
+        if "gate_up" in name:
+            value = torch.cat([value[:, 0::2], value[:, 1::2]], dim=1)
+    return value.contiguous()
+
+
 def expected(model, docs):
     n_targets = sum(int((t >= 0).sum()) for _, t in docs)
     logits, total = [], 0.0
@@ -238,7 +313,7 @@ def expected(model, docs):
         "loss": torch.tensor([total / n_targets], dtype=torch.float64),
     }
     for name, p in model.named_parameters():
-        tensors["grad." + name] = p.grad.contiguous()
+        tensors["grad." + name] = as_parameter(model, name, p.grad)
     return tensors
 
 
@@ -273,6 +348,7 @@ def try_make(root, index, name, model_type, values, lengths, how):
     config = AutoConfig.for_model(model_type, **values)
     model = AutoModelForCausalLM.from_config(config).float()
     randomise(model, generator)
+    packed = quantise(model) if how.get("mxfp4") else {}
     if how.get("bf16"):
         model.to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size=how.get("shards", "1GB"),
@@ -301,6 +377,8 @@ def try_make(root, index, name, model_type, values, lengths, how):
         assert torch.equal(expected(again, docs)["logits"], tensors["logits"]), name
     if how.get("wrap"):
         wrap(folder, *how["wrap"])
+    if packed:
+        release_quantised(folder, packed)
     shards = sorted(p.name for p in folder.glob("model*.safetensors"))
     grads = [t.abs().max() for n, t in tensors.items() if n.startswith("grad.")]
     print(f"{name:20} loss {tensors['loss'].item():.6f}  parameters "
@@ -308,7 +386,7 @@ def try_make(root, index, name, model_type, values, lengths, how):
           f"largest logit {tensors['logits'].abs().max():.2f}  smallest gradient {min(grads):.2e}")
     stored = load_file(folder / shards[0])
     assert all(t.dtype == (torch.bfloat16 if how.get("bf16") else torch.float32)
-               for t in stored.values())
+               for n, t in stored.items() if n not in packed)
     assert bool(how.get("shards")) == (len(shards) in (2, 3)), shards
     return True
 

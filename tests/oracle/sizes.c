@@ -109,6 +109,7 @@ static void defaults(void)
         { "mixtral", 46702792704, 32000, 131072 },   { "qwen2_moe", 14315784192, 151936, 32768 },
         { "qwen3_moe", 15350731776, 151936, 32768 }, { "gemma", 8537680896, 256000, 8192 },
         { "gemma2", 2614341888, 256000, 8192 },      { "gemma3_text", 2628658432, 262208, 131072 },
+        { "gpt_oss", 116829156672, 201088, 131072 },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         char yaml[64];
@@ -161,6 +162,11 @@ static void windows(void)
         { "gemma3_text", "{ model_type: gemma3_text, sliding_window: 512 }", 512, "111110111" },
         { "gemma3_text", "{ model_type: gemma3_text, sliding_window_pattern: 3 }", 4096,
           "110110110" },
+        { "gpt_oss", "model_type: gpt_oss", 128, "101010101" },
+        { "gpt_oss",
+          "{ model_type: gpt_oss, num_hidden_layers: 3, sliding_window: 5, layer_types: "
+          "[full_attention, sliding_attention, sliding_attention] }",
+          5, "011" },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         config *c = NULL;
