@@ -30,6 +30,9 @@ typedef struct mt_decoder_moe {
     const char *shared_name; /* "mlp.shared_expert" */
     int64_t shared_width;    /* 0: no shared expert */
     bool shared_gate;        /* its result times sigmoid(SHARED_NAME_gate of x) */
+    /* A frozen bias [experts] that takes part in the choice of experts, but not in their weights;
+     * NULL: none. */
+    const char *bias_name;
 } mt_decoder_moe;
 
 typedef struct mt_decoder {
@@ -309,7 +312,14 @@ static inline mt_val mt_decoder_experts(mt_builder *b, const mt_decoder *d, cons
 
     mt_val w = mt_laid_out(b, router, m->experts, d->hidden, MT_INIT_NORMAL, std, of_r,
                            m->router_name ? 2 : 1);
-    mt_routing to = mt_router(b, mt_linear(b, x, w, MT_NONE), MT_NONE, &m->router);
+    mt_val bias = MT_NONE;
+    if (m->bias_name) {
+        uint32_t flags = MT_PARAM_NO_DECAY | MT_PARAM_FROZEN;
+        mt_param_info info = { sizeof info, flags, m->bias_name, 0, m->experts, MT_INIT_ZEROS,
+                               0.0f,        0,     NULL,         0, 0 };
+        bias = b->api->param(b, &info);
+    }
+    mt_routing to = mt_router(b, mt_linear(b, x, w, MT_NONE), bias, &m->router);
     mt_val rows = mt_dispatch(b, x, &to);
     w = mt_stacked(b, gate_up, m->experts, 2 * width, d->hidden, std, of_in, 2);
     mt_val h = mt_grouped_linear(b, rows, w, MT_NONE, &to);
