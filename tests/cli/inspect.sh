@@ -73,6 +73,10 @@ qwen/models/qwen3-30b-a3b 30,532,122,624
 qwen/models/qwen3-235b-a22b 235,093,634,560
 gpt_oss/models/gpt-oss-20b 20,914,757,184
 gpt_oss/models/gpt-oss-120b 116,829,156,672
+deepseek/models/deepseek-moe-16b 16,375,728,128
+deepseek/models/deepseek-v2-lite 15,706,484,224
+deepseek/models/deepseek-v2 235,741,434,880
+deepseek/models/deepseek-v3 671,026,419,200
 END
 [[ $listed -eq $(find "$source_root"/arch/*/models -name '*.yaml' ! -name 'tiny-*' | wc -l) ]] ||
     fail 'a model manifest is not in the list'
@@ -96,6 +100,18 @@ cat >null.json <<'END'
   "num_hidden_layers": 2, "vocab_size": 100 }
 END
 expect 0 'self_attn.k_proj.weight' '[1024, 1024]' -- inspect null.json
+
+# DeepSeek V2: no number of experts is no expert, and those of every second layer.
+cat >dense.json <<'END'
+{ "model_type": "deepseek_v2", "n_routed_experts": null, "num_hidden_layers": 3, "hidden_size": 64 }
+END
+expect 0 'block.0 .. block.2 ' '[11008, 64]' -- inspect dense.json
+cat >sparse.json <<'END'
+{ "model_type": "deepseek_v2", "moe_layer_freq": 2, "first_k_dense_replace": 1, "num_hidden_layers": 4,
+  "hidden_size": 64, "n_routed_experts": 4, "num_experts_per_tok": 2 }
+END
+expect 0 'block.0 .. block.1 ' 'block.2 ' 'block_moe' 'block.3 ' 'mlp.experts.down_proj' '[4, 64, 1407]' \
+    -- inspect sparse.json
 
 # A manifest may name the type outside of the hyper-parameters.
 cat >outside.yaml <<'END'
@@ -123,6 +139,22 @@ refuse "'attn_logit_softcapping'" gemma3_text 'attn_logit_softcapping: 50.0'
 refuse "'output_router_logits'" mixtral 'output_router_logits: true'
 refuse "'router_jitter_noise'" mixtral 'router_jitter_noise: 0.1'
 refuse "'num_experts_per_tok' must be 1 to 4" qwen3_moe $'num_experts: 4\nnum_experts_per_tok: 5'
+refuse "'topk_method' 'noaux_tc' is not offered" deepseek_v2 'topk_method: noaux_tc'
+refuse "'topk_method' 'greedy' is not offered; expected 'noaux_tc'" deepseek_v3 'topk_method: greedy'
+refuse "'scoring_func' 'softmax' is not offered" deepseek_v3 'scoring_func: softmax'
+refuse "'n_group' 0 must divide" deepseek_v2 'topk_method: group_limited_greedy'
+refuse "'n_group' 7 must divide the number of experts, 256" deepseek_v3 'n_group: 7'
+refuse "'topk_group' must be 1 to n_group, 8" deepseek_v3 'topk_group: 9'
+refuse "'topk_group' must be 1 to n_group, 64, and leave num_experts_per_tok experts, 8" deepseek_v3 \
+    $'n_group: 64\ntopk_group: 1'
+refuse "'n_group' must leave two experts a group" deepseek_v3 $'n_group: 256\ntopk_group: 8'
+refuse "'num_key_value_heads' must be num_attention_heads, 128" deepseek_v3 'num_key_value_heads: 8'
+refuse "'head_dim' must be qk_rope_head_dim, 64" deepseek_v3 'head_dim: 56'
+refuse "'routed_scaling_factor' must be above 0" deepseek_v2 'routed_scaling_factor: 0.0'
+refuse "'output_router_logits'" deepseek_v3 'output_router_logits: true'
+refuse "needs 'factor' beside it" deepseek_v3 \
+    'rope_scaling: { type: yarn, original_max_position_embeddings: 1024, mscale_all_dim: 1.0 }'
+refuse "'deepseek_v32'" deepseek_v32 'hidden_size: 8'
 refuse "'sliding_window' must be 1 to" mistral 'sliding_window: 0'
 refuse "'swiglu_alpha' 1.5 is not offered" gpt_oss 'swiglu_alpha: 1.5'
 refuse "'sliding_window' is null, but layer 0" gpt_oss 'sliding_window: null'

@@ -82,9 +82,13 @@ static mt_status read_grads(const mt_weights *f, const void *reader, const model
     e->grads = calloc((size_t)m->n_params, sizeof *e->grads);
     if (!e->grads)
         return status_nomem("gradients", (size_t)m->n_params * sizeof *e->grads);
+    int64_t trained = 0;
     for (int32_t p = 0; p < m->n_params; p++) {
         char name[256];
         int64_t n = 0;
+        if (m->params[p].flags & MT_PARAM_FROZEN)
+            continue;
+        trained++;
         snprintf(name, sizeof name, "grad.%s", m->params[p].name);
         mt_status status = read_doubles(f, reader, name, &n, &e->grads[p]);
         if (status)
@@ -101,10 +105,11 @@ static mt_status read_grads(const mt_weights *f, const void *reader, const model
             return status;
         found += strncmp(info.name, "grad.", 5) == 0;
     }
-    return found == m->n_params
+    return found == trained
                ? MT_OK
-               : status_set(MT_ERR_FORMAT, "%lld gradients expected, the model has %d parameters",
-                            (long long)found, m->n_params);
+               : status_set(MT_ERR_FORMAT,
+                            "%lld gradients expected, the model trains %lld parameters",
+                            (long long)found, (long long)trained);
 }
 
 mt_status expected_read(const char *path, const mt_weights *format, const model *m, expected *ret)
@@ -254,6 +259,8 @@ double expected_check_grads(const expected *e, const char *what, const model *m,
 {
     double worst = 0;
     for (int32_t p = 0; p < m->n_params; p++) {
+        if (m->params[p].flags & MT_PARAM_FROZEN)
+            continue;
         double error = expected_error(grads[p], e->grads[p], m->params[p].elems);
         worst = fmax(worst, error);
         CHECK(error <= GRAD_BOUND, "%s: gradient of %s is off by %.2e of its largest element", what,

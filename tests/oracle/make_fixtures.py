@@ -25,8 +25,10 @@ import sys
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV2Config, LlamaConfig,
+                          LlamaForCausalLM)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 
 SMALL = dict(vocab_size=96, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, head_dim=12,
@@ -48,6 +50,13 @@ LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
 # The bounds of the ramp are 0.4 and 4.0, which matters because they are not made whole.
 FRACTIONAL = dict(YARN, beta_fast=2.0, beta_slow=0.25, truncate=False)
+# Positions go beyond the 16 of the training before; the norms of the latents ignore rms_norm_eps.
+MLA = dict({k: v for k, v in TINY.items() if k != "head_dim"},
+           num_hidden_layers=3, num_key_value_heads=4, kv_lora_rank=10, q_lora_rank=9,
+           qk_nope_head_dim=6, qk_rope_head_dim=8, v_head_dim=7, n_routed_experts=8,
+           n_shared_experts=2, moe_intermediate_size=6, num_experts_per_tok=3,
+           first_k_dense_replace=1)
+BEYOND = [1, 60, 17]
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 # family/case: model_type, configuration, lengths of the documents (inputs), how it is written:
@@ -56,6 +65,7 @@ MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 #     config          a function that rewrites config.json
 #     fused           all experts of a layer in one tensor, in place of one each
 #     mxfp4           the experts' matrices are quantised, as GPT-OSS is released
+#     predict         layers for multi-token prediction follow the last one
 #     wrap            (model_type, prefix): the language model of a multi-modal one
 CASES = {
     "llama/gqa": ("llama", dict(SMALL, **rope()), [1, 70, 13, 1, 33], {}),
@@ -149,7 +159,81 @@ CASES = {
                                       num_experts_per_tok=3, swiglu_limit=1.5,
                                       layer_types=MIXED[1:], **rope(100.0, **FRACTIONAL)),
                       DOCUMENTS, dict(bf16=True, config="gpt_oss release", mxfp4=True)),
+    # Not in transformers; built from its Llama and the experts of deepseek_v2, which are the same.
+    "deepseek/moe": ("deepseek", dict(TINY, num_hidden_layers=3, num_key_value_heads=4, head_dim=6,
+                                      n_routed_experts=6, n_shared_experts=2,
+                                      num_experts_per_tok=2, moe_intermediate_size=6,
+                                      first_k_dense_replace=1, **rope()), DOCUMENTS,
+                     dict(bf16=True)),
+    "deepseek/v2_lite": ("deepseek_v2", dict(MLA, q_lora_rank=None, n_group=1, topk_group=1,
+                                             **rope(10000.0, **YARN, mscale=0.707,
+                                                    mscale_all_dim=0.707)), BEYOND,
+                         dict(bf16=True, config="v4")),
+    "deepseek/v2": ("deepseek_v2", dict(MLA, topk_method="group_limited_greedy", n_group=4,
+                                        topk_group=2, routed_scaling_factor=3.0,
+                                        attention_bias=True, mlp_bias=True,
+                                        **rope(10000.0, **YARN, mscale=1.0, mscale_all_dim=0.5)),
+                    BEYOND, dict(bf16=True)),
+    "deepseek/v3": ("deepseek_v3", dict(MLA, n_shared_experts=1, n_group=4, topk_group=2,
+                                        num_mtp_layers=1,
+                                        **rope(10000.0, **YARN, mscale=1.0, mscale_all_dim=1.0)),
+                    BEYOND, dict(bf16=True, config="v4", predict=True)),
+    "deepseek/v3_fused": ("deepseek_v3", dict(MLA, q_lora_rank=None, n_group=1, topk_group=1,
+                                              norm_topk_prob=False, routed_scaling_factor=1.5,
+                                              rope_interleave=False, attention_bias=True,
+                                              **rope()), DOCUMENTS, dict(bf16=True, fused=True)),
 }
+
+
+def deepseek_moe(values):
+    """DeepSeek-MoE: Llama's attention with experts in place of most MLPs."""
+    llama = LlamaConfig(**values, attn_implementation="eager")
+    moe = DeepseekV2Config(**values, experts_implementation="eager")
+    model = LlamaForCausalLM(llama)
+    for layer in model.model.layers[values["first_k_dense_replace"]:]:
+        layer.mlp = DeepseekV2Moe(moe)
+    model.values = values
+    return model
+
+
+def save_deepseek_moe(model, folder):
+    folder.mkdir(parents=True)
+    config = dict(model.values, model_type="deepseek", architectures=["DeepseekForCausalLM"],
+                  torch_dtype="bfloat16", scoring_func="softmax", norm_topk_prob=False,
+                  aux_loss_alpha=0.001, seq_aux=True, moe_layer_freq=1, hidden_act="silu")
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    config["rope_scaling"] = None
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    tensors = {}
+    for name, t in model.state_dict().items():
+        layer = name.rpartition("experts.")[0]
+        for e, matrix in enumerate(t if ".mlp.experts." in name else []):
+            parts = dict(down_proj=matrix) if name.endswith("down_proj") else dict(
+                zip(("gate_proj", "up_proj"), matrix.chunk(2)))
+            for part, value in parts.items():
+                tensors[f"{layer}experts.{e}.{part}.weight"] = value.contiguous()
+        if ".mlp.experts." not in name:
+            tensors[name] = t
+    save_file(tensors, folder / "model.safetensors", metadata=dict(format="pt"))
+
+
+def load(folder, values):
+    if (folder / "config.json").read_text().find('"deepseek"') < 0:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
+                                                    attn_implementation="eager",
+                                                    experts_implementation="eager").eval()
+    model = deepseek_moe(values)
+    tensors = load_file(folder / "model.safetensors")
+    for name in model.state_dict():
+        if ".mlp.experts." not in name:
+            continue
+        layer = name.rpartition("experts.")[0]
+        parts = ["down_proj"] if name.endswith("down_proj") else ["gate_proj", "up_proj"]
+        tensors[name] = torch.stack([
+            torch.cat([tensors.pop(f"{layer}experts.{e}.{part}.weight") for part in parts])
+            for e in range(values["n_routed_experts"])])
+    model.load_state_dict(tensors)
+    return model.float().eval()
 
 
 def randomise(model, generator):
@@ -167,6 +251,9 @@ def randomise(model, generator):
             p.data = (0.1 if one_plus else 0.5) * noise
         else:
             p.data = 0.2 * noise
+    for name, b in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            b.copy_(0.1 * torch.randn(b.shape, generator=generator))
 
 
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
@@ -321,12 +408,25 @@ def margin(model, docs):
     """The smallest distance, in probability, of a picked expert from one that was not."""
     found = [1.0]
 
+    def gap(p, k):
+        p = p.sort(-1, descending=True).values
+        if k < p.shape[-1]:
+            found.append((p[:, k - 1] - p[:, k]).min().item())
+
     def look(module, args, out):
-        p = out[0].float().softmax(-1).sort(-1, descending=True).values
-        found.append((p[:, module.top_k - 1] - p[:, module.top_k]).min().item())
+        bias = getattr(module, "e_score_correction_bias", None)
+        p = out[0].float().softmax(-1) if bias is None else out[0].float().sigmoid() + bias
+        if bias is not None or getattr(module, "topk_method", "greedy") != "greedy":
+            groups = p.view(p.shape[0], module.num_group, -1)
+            best = groups.topk(1 if bias is None else 2).values.sum(-1)
+            gap(best, module.topk_group)
+            picked = best.topk(module.topk_group).indices
+            p = groups.gather(1, picked[..., None].expand(-1, -1, groups.shape[-1])).flatten(1)
+        gap(p, module.top_k)
 
     hooks = [m.register_forward_hook(look) for m in model.modules()
-             if type(m).__name__.endswith("TopKRouter")]
+             if type(m).__name__.lower().endswith("topkrouter")]
+    assert hooks or not hasattr(model.config, "num_experts_per_tok")
     expected(model, docs)
     for hook in hooks:
         hook.remove()
@@ -345,22 +445,25 @@ def try_make(root, index, name, model_type, values, lengths, how):
     folder = root / name
     shutil.rmtree(folder, ignore_errors=True)
     generator = torch.Generator().manual_seed(1000 + index)
-    config = AutoConfig.for_model(model_type, **values)
-    model = AutoModelForCausalLM.from_config(config).float()
+    if model_type == "deepseek":
+        model = deepseek_moe(values)
+    else:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
+    model.float()
     randomise(model, generator)
     packed = quantise(model) if how.get("mxfp4") else {}
     if how.get("bf16"):
         model.to(torch.bfloat16)
-    model.save_pretrained(folder, max_shard_size=how.get("shards", "1GB"),
-                          save_original_format=not how.get("fused"))
+    if model_type == "deepseek":
+        save_deepseek_moe(model, folder)
+    else:
+        model.save_pretrained(folder, max_shard_size=how.get("shards", "1GB"),
+                              save_original_format=not how.get("fused"))
     (folder / "generation_config.json").unlink(missing_ok=True)
 
     # What is expected comes from the files, so that these are what both sides read.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
-                                                 attn_implementation="eager",
-                                                 experts_implementation="eager")
-    model.eval()
-    docs = documents(lengths, config.vocab_size, generator)
+    model = load(folder, values)
+    docs = documents(lengths, model.config.vocab_size, generator)
     if margin(model, docs) < 1e-3:
         return False
     tensors = expected(model, docs)
@@ -371,10 +474,15 @@ def try_make(root, index, name, model_type, values, lengths, how):
         REWRITES[how["config"]](config)
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         # The older spelling must mean the same to the reference.
-        again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32,
-                                                     attn_implementation="eager",
-                                                 experts_implementation="eager").eval()
-        assert torch.equal(expected(again, docs)["logits"], tensors["logits"]), name
+        assert torch.equal(expected(load(folder, values), docs)["logits"], tensors["logits"]), name
+    if how.get("predict"):
+        weights = load_file(folder / "model.safetensors")
+        layer = f"model.layers.{values['num_hidden_layers']}."
+        for name, t in list(weights.items()):
+            if name.startswith("model.layers.1.") or "embed_tokens" in name:
+                weights[layer + name.split(".", 3 if "layers" in name else 1)[-1]] = t * 2
+        weights[layer + "eh_proj.weight"] = torch.ones(2, 4, dtype=torch.bfloat16)
+        save_file(weights, folder / "model.safetensors", metadata=dict(format="pt"))
     if how.get("wrap"):
         wrap(folder, *how["wrap"])
     if packed:
