@@ -305,7 +305,7 @@ static int open_file(const char *folder, bool *ret_direct)
 
 static mt_status move(disk_job *j, bool write, int64_t blocks, double *ret)
 {
-    double seconds;
+    double seconds = 0;
     j->write = write;
     j->blocks = blocks;
     j->next = j->done = 0;

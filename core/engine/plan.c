@@ -192,6 +192,9 @@ static mt_status count_costs(plan *p, costs *ret)
                 return st;
             c.forward += batches * moved[0] / f->device_bandwidth;
             c.backward += batches * moved[1] / f->device_bandwidth;
+            /* Every micro-batch but the first adds its gradients to those before. */
+            c.backward +=
+                fmax(2 * batches - 1, 1) * (double)p->tpl[u]->grad_bytes / f->device_bandwidth;
         }
         double bytes = (double)p->tpl[u]->weight_bytes;
         c.weights += bytes;
