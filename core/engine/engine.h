@@ -54,7 +54,7 @@ typedef struct engine_result {
     int64_t copy_in_bytes, copy_out_bytes;
     double copy_in_seconds, copy_out_seconds;
     /* Updates that were finished since the step before: with clipping those of the step before.
-     * Seconds are of all workers together, as if every one had been busy. */
+     * Seconds are those during which any worker was at one. */
     int64_t updated_elems;
     double update_seconds;
 } engine_result;

@@ -51,7 +51,7 @@ typedef struct timeline {
 typedef struct traffic {
     _Atomic int64_t in_bytes, out_bytes;
     _Atomic int64_t updated_elems;
-    _Atomic uint64_t update_ns; /* summed over workers */
+    _Atomic uint64_t update_ns; /* while any worker was at it */
     int64_t first_event;        /* of the step */
 } traffic;
 
@@ -105,8 +105,10 @@ typedef struct pool {
     int32_t *pending;  /* [n_params] slices not yet done */
     int32_t *updating; /* [n_params] those of them that change masters */
     int64_t outstanding;
-    float *block;        /* [workers][block_elems] gradients that are widened or scattered */
-    int64_t block_elems; /* as many as one call of the optimizer gets */
+    int32_t n_updating;      /* workers at an update */
+    uint64_t updating_since; /* when the first of them began */
+    float *block;            /* [workers][block_elems] gradients that are widened or scattered */
+    int64_t block_elems;     /* as many as one call of the optimizer gets */
     void *free_slab[LAYOUT_SLABS];
     int32_t n_free;
     mt_status error;

@@ -74,13 +74,12 @@ static void account_traffic(engine *e, engine_result *ret)
         out += v->kind == EVENT_COPY_OUT ? to - from : 0;
     }
     traffic *t = &e->traffic;
-    int32_t workers = e->pool.n_threads ? e->pool.n_threads : 1;
     ret->copy_in_bytes = atomic_exchange(&t->in_bytes, 0);
     ret->copy_out_bytes = atomic_exchange(&t->out_bytes, 0);
     ret->copy_in_seconds = (double)in * 1e-9;
     ret->copy_out_seconds = (double)out * 1e-9;
     ret->updated_elems = atomic_exchange(&t->updated_elems, 0);
-    ret->update_seconds = (double)atomic_exchange(&t->update_ns, 0) * 1e-9 / workers;
+    ret->update_seconds = (double)atomic_exchange(&t->update_ns, 0) * 1e-9;
 }
 
 /* Splits the time since `from` into busy and waiting. A gap before a pass is charged to the

@@ -204,7 +204,8 @@ static void run_timed(engine *e, const work *w, int64_t first, int32_t worker, m
     uint64_t to = time_now();
     if (is_update(w)) {
         e->traffic.updated_elems += n;
-        e->traffic.update_ns += to - from;
+        if (e->pool.n_threads == 0)
+            e->traffic.update_ns += to - from;
     }
     if (e->chaos && w->slab)
         memset(w->slab, 0xff, (size_t)(e->l.slab_elems * e->l.grad_size));
@@ -260,11 +261,15 @@ static void *worker_main(void *arg)
         next->first += w.slice;
         if (next->first >= w.end)
             p->head++;
+        if (is_update(&w) && p->n_updating++ == 0)
+            p->updating_since = time_now();
         pthread_mutex_unlock(&p->lock);
         mt_status st;
         chaos_sleep(e, &rng);
         run_timed(e, &w, w.first, a.index, &st);
         pthread_mutex_lock(&p->lock);
+        if (is_update(&w) && --p->n_updating == 0)
+            e->traffic.update_ns += time_now() - p->updating_since;
         finish_slice(e, &w, st, status_text());
     }
     pthread_mutex_unlock(&p->lock);
