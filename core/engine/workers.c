@@ -302,6 +302,7 @@ mt_status pool_start(engine *e, int32_t threads, bool bind)
     size_t n = (size_t)e->m->n_params;
     /* At most one update and one sum of a parameter wait at a time, and one piece per slab. */
     p->cap = 4 * (int64_t)n + LAYOUT_SLABS + 16;
+    p->head = p->tail = p->cap; /* room to go ahead of the first */
     p->ring = calloc((size_t)p->cap, sizeof *p->ring);
     p->pending = calloc(n, sizeof *p->pending);
     p->updating = calloc(n, sizeof *p->updating);
@@ -361,6 +362,16 @@ void pool_stop(engine *e)
     free(p->block);
 }
 
+/* What is gathered is what the next forward begins with, and waits for nothing that is queued: it
+ * goes ahead of the updates of all units above. */
+static void enqueue(pool *p, const work *w)
+{
+    if (w->kind == WORK_GATHER)
+        p->ring[--p->head % p->cap] = *w;
+    else
+        p->ring[p->tail++ % p->cap] = *w;
+}
+
 void pool_submit(engine *e, const work *w)
 {
     pool *p = &e->pool;
@@ -373,7 +384,7 @@ void pool_submit(engine *e, const work *w)
     if (p->n_threads) {
         while (p->tail - p->head == p->cap)
             pthread_cond_wait(&p->done, &p->lock);
-        p->ring[p->tail++ % p->cap] = *w;
+        enqueue(p, w);
         pthread_cond_broadcast(&p->wake);
         pthread_mutex_unlock(&p->lock);
         return;

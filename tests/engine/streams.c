@@ -295,6 +295,45 @@ static void weights_arrive_while_the_unit_below_computes(void)
     unlink(path);
 }
 
+/* With clipping, updates run beside the next forward: it begins as soon as its first unit is
+ * updated, whatever waits for the workers. */
+static void a_forward_begins_before_the_last_update(void)
+{
+    char path[] = "/tmp/mt-trace-XXXXXX";
+    int fd = mkstemp(path);
+    close(fd);
+    bool beside = false;
+    for (uint64_t ms = 1; ms <= 64 && !beside; ms *= 2) {
+        world_options o = training();
+        world w;
+        o.threads = 1;
+        o.slow_update_ns = ms * 1000 * 1000;
+        o.trace = path;
+        world_open(&o, &w);
+        step_batch *b = world_batch(1, 4, 24, 2, WORLD_VOCAB);
+        for (int i = 1; i <= 2; i++) {
+            engine_step_params p = { i, 1e-3, 1 };
+            engine_result r;
+            CHECK(engine_step(w.e, b, &p, &r) == MT_OK);
+        }
+        world_batch_free(b);
+        world_close(&w);
+        /* Of the first step, because the second one's begin after its own backward. */
+        span forward = find_span(path, "forward block.0", 1), of_head = { -1, -1 };
+        span backward = find_span(path, "backward embed", 1);
+        for (int i = 0;; i++) {
+            span s = find_span(path, "update head", i);
+            if (s.from < 0 || s.from > backward.from)
+                break;
+            of_head = s;
+        }
+        CHECK(forward.from >= 0 && backward.from >= 0 && of_head.from >= 0);
+        beside = forward.from < of_head.to;
+    }
+    CHECK(beside);
+    unlink(path);
+}
+
 /* ---- evaluation and generation --------------------------------------------------------------- */
 
 static void evaluation_takes_any_number_of_batches(void)
@@ -642,6 +681,7 @@ int main(void)
     RUN(a_backend_without_narrow_has_fp32_gradients);
     RUN(a_tight_limit_gives_a_mixed_plan);
     RUN(weights_arrive_while_the_unit_below_computes);
+    RUN(a_forward_begins_before_the_last_update);
     RUN(evaluation_takes_any_number_of_batches);
     RUN(decoding_equals_prefill);
     RUN(the_plan_prints);

@@ -13,6 +13,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 void world_fail(const char *what)
 {
@@ -207,9 +208,15 @@ void world_model(const world_options *o, world *ret)
 
 /* ---- optimizer ------------------------------------------------------------------------------- */
 
+static uint64_t slow_update_ns;
+
 static mt_status update(const void *optim, const mt_update *u)
 {
+    struct timespec t = { (time_t)(slow_update_ns / 1000000000),
+                          (long)(slow_update_ns % 1000000000) };
     (void)optim;
+    if (slow_update_ns)
+        nanosleep(&t, NULL);
     float *m = u->state[0], *v = u->state[1];
     double c1 = 1 - pow(0.9, (double)u->step), c2 = 1 - pow(0.99, (double)u->step);
     for (int64_t i = 0; i < u->n; i++) {
@@ -271,6 +278,7 @@ void world_open(const world_options *o, world *ret)
 {
     void *device;
     const mt_backend *b = backend_for(o, &device);
+    slow_update_ns = o->slow_update_ns;
     world_model(o, ret);
     if (world_plan(o, ret->m, &ret->p) < 0)
         world_fail("plan_create");

@@ -20,7 +20,8 @@ typedef struct world_options {
     uint64_t chaos, seed;
     const char *trace;
     int32_t threads;
-    uint64_t slow_ns; /* every attention forward takes at least this long */
+    uint64_t slow_ns;        /* every attention forward takes at least this long */
+    uint64_t slow_update_ns; /* and every call of the optimizer */
 } world_options;
 
 typedef struct world {
