@@ -47,6 +47,22 @@ expect 0 '0 parameters have no tensor, 0 tensors no parameter' -- inspect dequan
 expect 0 -- export dequantised -o dequantised-again
 check 'from MXFP4 again: other bytes' cmp dequantised/model.safetensors dequantised-again/model.safetensors
 
+# DeepSeek: experts one by one, whichever form they came in; the layer for multi-token prediction is
+# left out where the configuration speaks of one.
+deepseek=$source_root/tests/oracle/fixtures/deepseek
+expect 0 -- export "$deepseek/v3_fused" -o experts
+check 'experts: a tensor each' grep -aq '"model.layers.2.mlp.experts.7.up_proj.weight":{"dtype":"BF16","shape":\[6,24\]' experts/model.safetensors
+check 'experts: none fused' bash -c '! grep -aq gate_up_proj experts/model.safetensors'
+check 'experts: the bias' grep -aq '"model.layers.2.mlp.gate.e_score_correction_bias":{"dtype":"BF16","shape":\[8\]' experts/model.safetensors
+expect 0 '0 parameters have no tensor, 0 tensors no parameter' -- inspect experts
+check 'v3: a layer more' grep -aq '"model.layers.3.eh_proj.weight"' "$deepseek/v3/model.safetensors"
+expect 0 -- export "$deepseek/v3" -o v3
+check 'v3: no layer more' bash -c '! grep -aq "model.layers.3." v3/model.safetensors'
+cp -r "$deepseek/v3" more
+chmod -R u+w more
+sed -i 's/"num_nextn_predict_layers": 1/"num_nextn_predict_layers": 0/' more/config.json
+expect 1 'model.layers.3.' -- export more -o x
+
 # What is refused, and leaves nothing.
 expect 1 'the folder is not empty' -- export tied -o bf16
 expect 1 'there are no weights to export' -- export "$source_root/arch/llama/models/llama-2-7b.yaml" -o x
