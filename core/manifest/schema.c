@@ -14,8 +14,8 @@ static const char *const bad_numbers[] = { "skip", "stop", NULL }; /* run_bad_nu
 static const char *const schedules[] = { "constant", "linear", "cosine", "wsd", NULL };
 static const char *const activations[] = { "auto", "keep", "select", "input", NULL };
 static const char *const gradients[] = { "auto", "device", "host", NULL }; /* run_gradients */
-static const char *const gradient_dtypes[] = { "fp32", "bf16", NULL }; /* run_gradient_dtype */
-static const char *const binds[] = { "auto", "off", NULL }; /* run_bind */
+static const char *const gradient_dtypes[] = { "fp32", "bf16", NULL };     /* run_gradient_dtype */
+static const char *const binds[] = { "auto", "off", NULL };                /* run_bind */
 
 #define MOST ((double)(INT64_C(1) << 53))
 #define FIELD(name)                                                                                \
@@ -104,7 +104,8 @@ static const run_key keys[] = {
       .doc = "Threads that update weights; 0: as many as the process may use." },
 
     { "memory", "bind_workers", RUN_KEY_CHOICE, "auto", binds, FIELD(bind_workers),
-      .doc = "Keep every optimizer thread on a processor of its own; auto: where there are enough." },
+      .doc =
+          "Keep every optimizer thread on a processor of its own; auto: where there are enough." },
 
     { "log", "logging_steps", RUN_KEY_INT, "1", RANGE(1, MOST), FIELD(logging_steps),
       .doc = "Steps between progress lines; metrics record every step." },

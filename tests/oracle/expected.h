@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a reference implementation computed (expected.safetensors, see make_fixtures.py), the batches
- * to compare it on, and the comparison.
+ * What a reference implementation computed (expected.safetensors, see make_fixtures.py), the
+ * batches to compare it on, and the comparison.
  */
 #ifndef TEST_ORACLE_EXPECTED_H
 #define TEST_ORACLE_EXPECTED_H

@@ -247,7 +247,8 @@ static void text_is_documented(void)
 /* Every type of a family, which differ in what they ask for, with no other key at all. */
 static void architectures_are_documented(void)
 {
-    static const char *const families[] = { "deepseek", "gemma", "gpt_oss", "llama", "mistral", "qwen" };
+    static const char *const families[] = { "deepseek", "gemma",   "gpt_oss",
+                                            "llama",    "mistral", "qwen" };
     for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
         char heading[64];
         const mt_arch *a = load(families[f], MT_ARCH_INTERFACE);
