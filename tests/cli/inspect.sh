@@ -138,6 +138,8 @@ refuse "'use_bidirectional_attention'" gemma3_text 'use_bidirectional_attention:
 refuse "'attn_logit_softcapping'" gemma3_text 'attn_logit_softcapping: 50.0'
 refuse "'output_router_logits'" mixtral 'output_router_logits: true'
 refuse "'router_jitter_noise'" mixtral 'router_jitter_noise: 0.1'
+refuse "'num_local_experts' is 5, but num_experts, which means the same, is 4" qwen3_moe \
+    $'num_experts: 4\nnum_local_experts: 5'
 refuse "'num_experts_per_tok' must be 1 to 4" qwen3_moe $'num_experts: 4\nnum_experts_per_tok: 5'
 refuse "'topk_method' 'noaux_tc' is not offered" deepseek_v2 'topk_method: noaux_tc'
 refuse "'topk_method' 'greedy' is not offered; expected 'noaux_tc'" deepseek_v3 'topk_method: greedy'

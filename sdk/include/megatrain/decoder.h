@@ -176,13 +176,21 @@ static inline mt_status mt_decoder_activation(const mt_config *c, const char *ke
 static inline mt_status mt_decoder_read_moe(const mt_config *c, mt_decoder_moe *m)
 {
     static const char *const counts[] = { "num_experts", "num_local_experts", "n_routed_experts" };
-    int64_t top_k = 0;
+    const char *first = NULL; /* the key that was found */
+    int64_t top_k = 0, n = 0;
     bool auxiliary;
     double noise;
     mt_status s;
-    for (int i = 0; i < 3; i++)
-        if ((s = mt_config_count(c, counts[i], m->experts, 1 << 16, &m->experts)))
+    for (int i = 0; i < 3; i++) {
+        if ((s = mt_config_count(c, counts[i], m->experts, 1 << 16, &n)))
             return s;
+        if (first && n != m->experts)
+            return c->reject(c, counts[i], "is %lld, but %s, which means the same, is %lld",
+                             (long long)n, first, (long long)m->experts);
+        if (c->has(c, counts[i]))
+            first = counts[i];
+        m->experts = n;
+    }
     if ((s = mt_config_count(c, "num_experts_per_tok", m->router.top_k, m->experts, &top_k)) ||
         (s = mt_config_bool(c, "output_router_logits", false, &auxiliary)) ||
         (s = mt_config_float(c, "router_jitter_noise", 0, &noise)))
