@@ -49,6 +49,32 @@ template <typename T> __device__ __forceinline__ real<T> rounded(real<T> x)
     return to_real(from_real<T>(x));
 }
 
+/* By the name of what they are, in the precision of the argument. */
+__device__ __forceinline__ float exponential(float x)
+{
+    return expf(x);
+}
+__device__ __forceinline__ double exponential(double x)
+{
+    return exp(x);
+}
+__device__ __forceinline__ float hyperbolic_tangent(float x)
+{
+    return tanhf(x);
+}
+__device__ __forceinline__ double hyperbolic_tangent(double x)
+{
+    return tanh(x);
+}
+__device__ __forceinline__ float logarithm(float x)
+{
+    return logf(x);
+}
+__device__ __forceinline__ double logarithm(double x)
+{
+    return log(x);
+}
+
 /* V consecutive elements, moved by one access. */
 template <typename T, int V> struct alignas(sizeof(T) * V) pack {
     T x[V];

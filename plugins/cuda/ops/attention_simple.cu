@@ -8,31 +8,6 @@
 
 enum { BATCH = 4, TRAIN_WARPS = 4, DECODE_WARPS = 16 };
 
-static __device__ __forceinline__ float exponential(float x)
-{
-    return expf(x);
-}
-static __device__ __forceinline__ double exponential(double x)
-{
-    return exp(x);
-}
-static __device__ __forceinline__ float hyperbolic_tangent(float x)
-{
-    return tanhf(x);
-}
-static __device__ __forceinline__ double hyperbolic_tangent(double x)
-{
-    return tanh(x);
-}
-static __device__ __forceinline__ float logarithm(float x)
-{
-    return logf(x);
-}
-static __device__ __forceinline__ double logarithm(double x)
-{
-    return log(x);
-}
-
 /* Lane l holds columns l, l + 32, ...; zeros past the end. */
 template <typename T, int N>
 static __device__ __forceinline__ void load_row(const T *p, int n, int lane, real<T> *ret)

@@ -35,31 +35,6 @@ static int64_t chunk_rows(const mt_op_call *c)
 /* ---- the loss of a row ------------------------------------------------------------------------
  */
 
-static __device__ __forceinline__ float exponential(float x)
-{
-    return expf(x);
-}
-static __device__ __forceinline__ double exponential(double x)
-{
-    return exp(x);
-}
-static __device__ __forceinline__ float hyperbolic_tangent(float x)
-{
-    return tanhf(x);
-}
-static __device__ __forceinline__ double hyperbolic_tangent(double x)
-{
-    return tanh(x);
-}
-static __device__ __forceinline__ float logarithm(float x)
-{
-    return logf(x);
-}
-static __device__ __forceinline__ double logarithm(double x)
-{
-    return log(x);
-}
-
 struct loss_args {
     void *logits; /* [rows, vocab], turned into gradients */
     int64_t ld, vocab;

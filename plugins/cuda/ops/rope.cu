@@ -28,22 +28,13 @@ static __device__ __forceinline__ void sine_cosine(double x, double *s, double *
     sincos(x, s, c);
 }
 
-static __device__ __forceinline__ float natural_log(float x)
-{
-    return logf(x);
-}
-static __device__ __forceinline__ double natural_log(double x)
-{
-    return log(x);
-}
-
 /* What mt_rope_attr::growth multiplies a row with. */
 template <typename R>
 static __device__ __forceinline__ R growth_at(const mt_rope_attr &attr, int position)
 {
     if (!(attr.growth > 0))
         return (R)1;
-    return (R)1 + (R)attr.growth * natural_log((R)(1 + position / attr.growth_positions));
+    return (R)1 + (R)attr.growth * logarithm((R)(1 + position / attr.growth_positions));
 }
 
 /* Rotates V pairs (i, i + half), or V / 2 neighbouring ones. V = 1 takes one pair of either. */

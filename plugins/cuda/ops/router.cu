@@ -23,16 +23,6 @@ struct route {
     mt_router_attr attr;
 };
 
-template <typename R> static __device__ __forceinline__ R exponential(R x);
-template <> __device__ __forceinline__ float exponential(float x)
-{
-    return expf(x);
-}
-template <> __device__ __forceinline__ double exponential(double x)
-{
-    return exp(x);
-}
-
 template <typename R> static __device__ __forceinline__ R infinity(void)
 {
     return (R)__int_as_float(0x7f800000);
@@ -68,7 +58,7 @@ static __device__ void probabilities(const route &r, int64_t token, R *p)
     int lane = (int)threadIdx.x & 31;
     if (r.attr.scoring == MT_ROUTER_SIGMOID) {
         for (int e = lane; e < r.n; e += 32)
-            p[e] = R(1) / (R(1) + exponential<R>(-(R)to_real(logit[e])));
+            p[e] = R(1) / (R(1) + exponential(-(R)to_real(logit[e])));
         __syncwarp();
         return;
     }
@@ -77,7 +67,7 @@ static __device__ void probabilities(const route &r, int64_t token, R *p)
         most = (R)to_real(logit[e]) > most ? (R)to_real(logit[e]) : most;
     most = warp_max(most);
     for (int e = lane; e < r.n; e += 32) {
-        p[e] = exponential<R>((R)to_real(logit[e]) - most);
+        p[e] = exponential((R)to_real(logit[e]) - most);
         sum += p[e];
     }
     sum = warp_sum(sum);

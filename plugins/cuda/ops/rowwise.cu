@@ -18,15 +18,6 @@
  * value so that they cannot overflow and 0 * Inf never arises. */
 #define ACT_SATURATED 1000.0
 
-static __device__ __forceinline__ float exponential(float x)
-{
-    return expf(x);
-}
-static __device__ __forceinline__ double exponential(double x)
-{
-    return exp(x);
-}
-
 template <typename R> static __device__ __forceinline__ R clamp(R x, R low, R high)
 {
     return x < low ? low : x > high ? high : x; /* NaN stays NaN */
