@@ -70,13 +70,14 @@ static mt_status open_tokenizer(generation *g)
 static mt_status encode_prompt(generation *g)
 {
     int64_t bytes = (int64_t)strlen(g->q->prompt);
-    int64_t n = g->tokenizer->encode(g->tok, g->q->prompt, bytes, NULL, 0);
+    int64_t n = g->tokenizer->encode(g->tok, g->q->prompt, bytes, MT_ENCODE_ADD_SPECIAL, NULL, 0);
     if (n < 1)
         return status_set(MT_ERR_INVALID, "the prompt is empty; give at least one character");
     g->prompt = calloc((size_t)n, sizeof *g->prompt);
     if (!g->prompt)
         return status_nomem("the prompt", (size_t)n * sizeof *g->prompt);
-    g->n_prompt = g->tokenizer->encode(g->tok, g->q->prompt, bytes, g->prompt, n);
+    g->n_prompt =
+        g->tokenizer->encode(g->tok, g->q->prompt, bytes, MT_ENCODE_ADD_SPECIAL, g->prompt, n);
     int64_t positions = g->s.model->max_positions;
     if (positions > 0 && g->n_prompt >= positions)
         return status_set(MT_ERR_INVALID,
@@ -131,7 +132,7 @@ static mt_status load(generation *g)
 static void show(generation *g, int32_t token)
 {
     char text[256], shown[UTF8_ROOM];
-    int64_t n = g->tokenizer->decode(g->tok, &token, 1, text, sizeof text);
+    int64_t n = g->tokenizer->decode(g->tok, &token, 1, 0, text, sizeof text);
     for (int64_t i = 0; i < n && i < (int64_t)sizeof text; i++) {
         int count = utf8_put(&g->out, (unsigned char)text[i], shown);
         fwrite(shown, 1, (size_t)count, stdout);
@@ -147,7 +148,7 @@ static mt_status generate(generation *g)
     for (int64_t i = 0; i < g->n_prompt; i++)
         show(g, g->prompt[i]);
 
-    int32_t end = g->tokenizer->end_token(g->tok);
+    int32_t end = g->tokenizer->special(g->tok, MT_SPECIAL_END);
     int64_t made = 0;
     while (st == MT_OK && made < g->q->max_tokens) {
         int32_t token = 0;

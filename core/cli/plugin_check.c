@@ -94,10 +94,11 @@ static mt_status check_load(const check *c)
     return registry_load_file(c->path, &r);
 }
 
-static const char *const interfaces[PLUGIN_KINDS][3] = {
+static const char *const interfaces[PLUGIN_KINDS][4] = {
     [PLUGIN_ARCH] = { MT_ARCH_INTERFACE },
     [PLUGIN_OPTIM] = { MT_OPTIM_INTERFACE },
-    [PLUGIN_LOADER] = { MT_WEIGHTS_INTERFACE, MT_DATA_INTERFACE, MT_TOKENIZER_INTERFACE },
+    [PLUGIN_LOADER] = { MT_WEIGHTS_INTERFACE, MT_DATA_INTERFACE, MT_TOKENIZER_INTERFACE,
+                        MT_CHAT_INTERFACE },
     [PLUGIN_BACKEND] = { MT_BACKEND_INTERFACE },
 };
 
@@ -133,7 +134,7 @@ static mt_status check_interfaces(const check *c)
     if (st != MT_OK)
         return st;
     const void *first = NULL;
-    for (int i = 0; i < 3 && interfaces[r->kind][i]; i++) {
+    for (int i = 0; i < 4 && interfaces[r->kind][i]; i++) {
         const void *table = registry_interface(r, interfaces[r->kind][i]);
         /* Every table starts with its size. */
         if (table && *(const uint32_t *)table < 2 * sizeof(uint32_t))

@@ -141,8 +141,14 @@ mt_status session_open_optim(session *s, const run_manifest *run)
 
 static mt_status open_stream(const session *s, const run_manifest *run, mt_split split, void **ret)
 {
-    return s->data->open(config_section(run->config, "data"), split, run->max_seq_len,
-                         (uint64_t)run->seed, 0, 1, ret);
+    const mt_data_request request = { .struct_size = sizeof request,
+                                      .split = split,
+                                      .config = config_section(run->config, "data"),
+                                      .max_seq_len = run->max_seq_len,
+                                      .seed = (uint64_t)run->seed,
+                                      .rank = 0,
+                                      .world = 1 };
+    return s->data->open(&request, ret);
 }
 
 /* Takes the stream over, also when it fails. */

@@ -180,9 +180,11 @@ static mt_status choose_split(text_stream *t, const mt_config *c, double split)
     return MT_OK;
 }
 
-mt_status text_open(const mt_config *config, mt_split split, int64_t max_seq_len, uint64_t seed,
-                    int32_t rank, int32_t world, void **ret_stream)
+mt_status text_open(const mt_data_request *request, void **ret_stream)
 {
+    const mt_config *config = request->config;
+    int64_t max_seq_len = request->max_seq_len;
+    int32_t rank = request->rank, world = request->world;
     if (max_seq_len < 1 || max_seq_len > INT32_MAX - 1 || world < 1 || rank < 0 || rank >= world)
         return text_fail(MT_ERR_INVALID,
                          "text: max_seq_len %lld, rank %d of %d; expected 1 to 2^31 - 2, and a "
@@ -196,12 +198,12 @@ mt_status text_open(const mt_config *config, mt_split split, int64_t max_seq_len
     text_stream *t = calloc(1, sizeof *t);
     if (!t)
         return text_nomem();
-    t->split = split;
-    t->seed = seed;
+    t->split = request->split;
+    t->seed = request->seed;
     t->rank = rank;
     t->world = world;
     t->inputs = max_seq_len;
-    bool files = split == MT_SPLIT_VALIDATION && config->has(config, "validation_files");
+    bool files = request->split == MT_SPLIT_VALIDATION && config->has(config, "validation_files");
     if (config->has(config, "validation_files") &&
         (status = text_check_apart(config, "files", "validation_files")))
         goto out;

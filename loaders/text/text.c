@@ -39,6 +39,12 @@ void text_log(mt_log_level level, const char *fmt, ...)
 
 /* ---- the byte tokenizer: a token is a byte -------------------------------------------------- */
 
+static bool bytes_probe(const char *path)
+{
+    (void)path;
+    return false;
+}
+
 static mt_status bytes_open(const char *path, void **ret_tokenizer)
 {
     static char stateless;
@@ -60,27 +66,36 @@ static int64_t bytes_vocab_size(const void *tokenizer)
     return TEXT_VOCAB;
 }
 
-static int32_t bytes_end_token(const void *tokenizer)
+static int32_t bytes_special(const void *tokenizer, mt_special which)
 {
     (void)tokenizer;
+    (void)which;
     return -1;
 }
 
-static int64_t bytes_encode(const void *tokenizer, const char *text, int64_t n, int32_t *ret_tokens,
-                            int64_t capacity)
+static int32_t bytes_token_id(const void *tokenizer, const char *text, int64_t n)
 {
     (void)tokenizer;
+    return n == 1 ? (uint8_t)text[0] : -1;
+}
+
+static int64_t bytes_encode(const void *tokenizer, const char *text, int64_t n, uint32_t flags,
+                            int32_t *ret_tokens, int64_t capacity)
+{
+    (void)tokenizer;
+    (void)flags;
     for (int64_t i = 0; i < n && i < capacity; i++)
         ret_tokens[i] = (uint8_t)text[i];
     return n;
 }
 
 /* A model's vocabulary may be larger than 256: what is no byte shows as U+FFFD. */
-static int64_t bytes_decode(const void *tokenizer, const int32_t *tokens, int64_t n, char *ret_text,
-                            int64_t capacity)
+static int64_t bytes_decode(const void *tokenizer, const int32_t *tokens, int64_t n, uint32_t flags,
+                            char *ret_text, int64_t capacity)
 {
     static const char unknown[] = "\xef\xbf\xbd";
     (void)tokenizer;
+    (void)flags;
     int64_t at = 0;
     for (int64_t i = 0; i < n; i++) {
         bool known = tokens[i] >= 0 && tokens[i] < TEXT_VOCAB;
@@ -92,6 +107,12 @@ static int64_t bytes_decode(const void *tokenizer, const int32_t *tokens, int64_
                 ret_text[at] = piece[k];
     }
     return at;
+}
+
+static uint64_t bytes_fingerprint(const void *tokenizer)
+{
+    (void)tokenizer;
+    return TEXT_VOCAB;
 }
 
 /* ---- the plugin ----------------------------------------------------------------------------- */
@@ -109,12 +130,15 @@ static const mt_data text_data = {
 
 static const mt_tokenizer text_tokenizer = {
     .struct_size = sizeof(mt_tokenizer),
+    .probe = bytes_probe,
     .open = bytes_open,
     .close = bytes_close,
     .vocab_size = bytes_vocab_size,
-    .end_token = bytes_end_token,
+    .special = bytes_special,
+    .token_id = bytes_token_id,
     .encode = bytes_encode,
     .decode = bytes_decode,
+    .fingerprint = bytes_fingerprint,
 };
 
 static mt_status init(const mt_host *h)

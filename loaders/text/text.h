@@ -60,8 +60,7 @@ mt_status text_corpus_check(const text_corpus *c, const text_doc *doc);
 mt_status text_check_apart(const mt_config *config, const char *train_key, const char *key);
 
 /* The data interface. */
-mt_status text_open(const mt_config *config, mt_split split, int64_t max_seq_len, uint64_t seed,
-                    int32_t rank, int32_t world, void **ret_stream);
+mt_status text_open(const mt_data_request *request, void **ret_stream);
 void text_close(void *stream);
 void text_size(const void *stream, int64_t *ret_documents, int64_t *ret_tokens);
 mt_status text_next(void *stream, mt_document *ret);

@@ -54,8 +54,16 @@ static const member data_members[] = {
     MEMBER(mt_data, vocab_size),
 };
 static const member tokenizer_members[] = {
-    MEMBER(mt_tokenizer, open),      MEMBER(mt_tokenizer, close),  MEMBER(mt_tokenizer, vocab_size),
-    MEMBER(mt_tokenizer, end_token), MEMBER(mt_tokenizer, encode), MEMBER(mt_tokenizer, decode),
+    MEMBER(mt_tokenizer, probe),       MEMBER(mt_tokenizer, open),
+    MEMBER(mt_tokenizer, close),       MEMBER(mt_tokenizer, vocab_size),
+    MEMBER(mt_tokenizer, special),     MEMBER(mt_tokenizer, token_id),
+    MEMBER(mt_tokenizer, encode),      MEMBER(mt_tokenizer, decode),
+    MEMBER(mt_tokenizer, fingerprint),
+};
+static const member chat_members[] = {
+    MEMBER(mt_chat, formats),     MEMBER(mt_chat, identify), MEMBER(mt_chat, open),
+    MEMBER(mt_chat, close),       MEMBER(mt_chat, encode),   MEMBER(mt_chat, stops),
+    MEMBER(mt_chat, fingerprint),
 };
 static const member backend_members[] = {
     MEMBER(mt_backend, kind),
@@ -108,6 +116,7 @@ static const interface_def interfaces[] = {
     INTERFACE(PLUGIN_LOADER, MT_WEIGHTS_INTERFACE, weights_members),
     INTERFACE(PLUGIN_LOADER, MT_DATA_INTERFACE, data_members),
     INTERFACE(PLUGIN_LOADER, MT_TOKENIZER_INTERFACE, tokenizer_members),
+    INTERFACE(PLUGIN_LOADER, MT_CHAT_INTERFACE, chat_members),
     INTERFACE(PLUGIN_BACKEND, MT_BACKEND_INTERFACE, backend_members),
 };
 

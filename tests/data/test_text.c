@@ -13,7 +13,14 @@ static char folder[64];
 static mt_status open_stream(const support_config *c, mt_split split, int64_t len, uint64_t seed,
                              int rank, int world, void **ret)
 {
-    return d->open(&c->base, split, len, seed, rank, world, ret);
+    const mt_data_request request = { .struct_size = sizeof request,
+                                      .split = split,
+                                      .config = &c->base,
+                                      .max_seq_len = len,
+                                      .seed = seed,
+                                      .rank = rank,
+                                      .world = world };
+    return d->open(&request, ret);
 }
 
 static void *must_open(const support_config *c, mt_split split, int64_t len, uint64_t seed,
@@ -367,16 +374,16 @@ static void tokenizer(const mt_tokenizer *t)
     void *k = NULL;
     CHECK(t->open("x", &k) == MT_ERR_UNSUPPORTED && support_says("x"), " ");
     CHECK(t->open(NULL, &k) == MT_OK, " ");
-    CHECK(t->vocab_size(k) == 256 && t->end_token(k) == -1, " ");
+    CHECK(t->vocab_size(k) == 256 && t->special(k, MT_SPECIAL_END) == -1, " ");
     char all[256], back[256];
     int32_t ids[256];
     for (int i = 0; i < 256; i++)
         all[i] = (char)i;
-    CHECK(t->encode(k, all, 256, ids, 10) == 256 && ids[9] == 9, " ");
-    CHECK(t->encode(k, all, 256, ids, 256) == 256 && ids[255] == 255, " ");
-    CHECK(t->decode(k, ids, 256, back, 256) == 256 && memcmp(all, back, 256) == 0, " ");
+    CHECK(t->encode(k, all, 256, 0, ids, 10) == 256 && ids[9] == 9, " ");
+    CHECK(t->encode(k, all, 256, 0, ids, 256) == 256 && ids[255] == 255, " ");
+    CHECK(t->decode(k, ids, 256, 0, back, 256) == 256 && memcmp(all, back, 256) == 0, " ");
     int32_t odd[3] = { 'a', 300, 'b' };
-    CHECK(t->decode(k, odd, 3, back, 4) == 5 && memcmp(back, "a\xef\xbf\xbd", 4) == 0, " ");
+    CHECK(t->decode(k, odd, 3, 0, back, 4) == 5 && memcmp(back, "a\xef\xbf\xbd", 4) == 0, " ");
     t->close(k);
 }
 

@@ -240,7 +240,10 @@ static void text_is_documented(void)
 {
     const mt_data *d = load("text", MT_DATA_INTERFACE);
     void *stream = NULL;
-    CHECK(d && d->open(&spy, MT_SPLIT_TRAIN, 16, 0, 0, 1, &stream) != MT_OK, "no files to open");
+    const mt_data_request request = {
+        .struct_size = sizeof request, .config = &spy, .max_seq_len = 16, .world = 1
+    };
+    CHECK(d && d->open(&request, &stream) != MT_OK, "no files to open");
     check_asked("data", 4);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Interfaces of loaders: "megatrain.weights/1" reads and writes named tensors,
- * "megatrain.data/1" yields documents, "megatrain.tokenizer/1" maps text to tokens and back.
- * One plugin may provide several of them.
+ * "megatrain.data/1" yields documents, "megatrain.tokenizer/1" maps text to tokens and back,
+ * "megatrain.chat/1" maps conversations to tokens. One plugin may provide several of them.
  */
 #ifndef MEGATRAIN_LOADER_H
 #define MEGATRAIN_LOADER_H
@@ -16,6 +16,7 @@ extern "C" {
 #define MT_WEIGHTS_INTERFACE   "megatrain.weights/1"
 #define MT_DATA_INTERFACE      "megatrain.data/1"
 #define MT_TOKENIZER_INTERFACE "megatrain.tokenizer/1"
+#define MT_CHAT_INTERFACE      "megatrain.chat/1"
 
 enum { MT_TENSOR_MAX_DIMS = 8 };
 
@@ -64,6 +65,93 @@ typedef struct mt_weights {
     void (*abort)(void *writer);
 } mt_weights;
 
+/* ---- tokenizers ----------------------------------------------------------------------------- */
+
+typedef int32_t mt_special;
+enum {
+    MT_SPECIAL_BEGIN = 0, /* begins a document: BOS */
+    MT_SPECIAL_END = 1,   /* ends a document: EOS */
+    MT_SPECIAL_PAD = 2,
+    MT_SPECIAL_UNKNOWN = 3
+};
+
+/* Flags of encode. Without any, special tokens that stand in the text are recognised, and none is
+ * added. */
+enum {
+    MT_ENCODE_ADD_SPECIAL = 1u << 0, /* add what the tokenizer puts around a text (BOS, EOS) */
+    MT_ENCODE_LITERAL = 1u << 1      /* special tokens that stand in the text are mere text */
+};
+
+/* Flags of decode. */
+enum { MT_DECODE_SKIP_SPECIAL = 1u << 0 };
+
+typedef struct mt_tokenizer {
+    uint32_t struct_size;
+    uint32_t reserved;
+    /* Can this tokenizer read `path`, a folder or a file? Cheap. [main] */
+    bool (*probe)(const char *path);
+    /* `path` is a folder or file with the tokenizer's data, NULL for a built-in one. [main] */
+    mt_status (*open)(const char *path, void **ret_tokenizer);
+    void (*close)(void *tokenizer); /* accepts NULL */
+    /* One more than the largest id. [any] */
+    int64_t (*vocab_size)(const void *tokenizer);
+    /* Id of a token with a role, -1 for none. [any] */
+    int32_t (*special)(const void *tokenizer, mt_special which);
+    /* Id of the token whose text is exactly this, special ones included; -1 for none. [any] */
+    int32_t (*token_id)(const void *tokenizer, const char *text, int64_t n);
+    /* Encodes n bytes, UTF-8 or not. Writes at most `capacity` tokens, returns how many there are;
+     * below 0: an mt_status. No text of n bytes has more than n tokens, what ADD_SPECIAL adds not
+     * counted, except where normalisation makes the text longer. [any] */
+    int64_t (*encode)(const void *tokenizer, const char *text, int64_t n, uint32_t flags,
+                      int32_t *ret_tokens, int64_t capacity);
+    /* Decodes to bytes; same convention. Cut UTF-8 at the end is the caller's concern: tokens that
+     * are decoded one after the other give the bytes that they give together, but for what a
+     * tokenizer does at the start of a text (Llama 2 drops a space there). [any] */
+    int64_t (*decode)(const void *tokenizer, const int32_t *tokens, int64_t n, uint32_t flags,
+                      char *ret_text, int64_t capacity);
+    /* Hash of all that decides which tokens a text becomes; part of the key of token caches. [any]
+     */
+    uint64_t (*fingerprint)(const void *tokenizer);
+} mt_tokenizer;
+
+/* ---- conversations -------------------------------------------------------------------------- */
+
+/* One turn. Text is UTF-8, not necessarily ending in NUL. */
+typedef struct mt_message {
+    const char *role; /* "system", "user", "assistant", "tool" */
+    const char *content;
+    int64_t n_content;     /* bytes */
+    const char *reasoning; /* what an assistant thought before it answered; NULL: none */
+    int64_t n_reasoning;   /* bytes */
+    bool trained;          /* its tokens are targets; an assistant's turn only */
+} mt_message;
+
+typedef struct mt_chat {
+    uint32_t struct_size;
+    uint32_t reserved;
+    const char *const *formats; /* names of the formats that are built in; NULL-terminated */
+    /* The format that a chat template (Jinja text, as in tokenizer_config.json) is known to be,
+     * NULL when it is not known. [pure] */
+    const char *(*identify)(const char *jinja, int64_t n);
+    /* Opens a format over an open tokenizer, which must outlive it. Fails where the vocabulary
+     * lacks a token that the format needs. [main] */
+    mt_status (*open)(const char *format, const mt_tokenizer *tokenizer, const void *tokens,
+                      void **ret_chat);
+    void (*close)(void *chat); /* accepts NULL */
+    /* The tokens of a conversation, exactly those of the model's own template, BOS included where
+     * the format has one. With generation_prompt they end where the assistant is to begin.
+     * ret_trained (may be NULL) gets 1 for every token that belongs to a trained turn's answer, its
+     * end-of-turn token included, else 0. Writes at most `capacity` of each, returns how many there
+     * are; below 0: an mt_status (roles in an order that the format cannot express). [any] */
+    int64_t (*encode)(const void *chat, const mt_message *messages, int64_t n,
+                      bool generation_prompt, int32_t *ret_tokens, uint8_t *ret_trained,
+                      int64_t capacity);
+    /* Tokens at which an assistant's turn is over. They live as long as the chat. [any] */
+    const int32_t *(*stops)(const void *chat, int64_t *ret_n);
+    /* Hash of the format and its version; part of the key of token caches. [any] */
+    uint64_t (*fingerprint)(const void *chat);
+} mt_chat;
+
 /* ---- data ----------------------------------------------------------------------------------- */
 
 typedef int32_t mt_split;
@@ -77,15 +165,31 @@ typedef struct mt_document {
     int64_t id; /* stable id of the sample, for resume tests and logs */
 } mt_document;
 
+/* What a stream is opened with. The host may append members: check struct_size. Everything in it
+ * outlives the stream. */
+typedef struct mt_data_request {
+    uint32_t struct_size;
+    mt_split split;
+    const mt_config *config; /* the run manifest's `data` section */
+    int64_t max_seq_len;     /* tokens */
+    uint64_t seed;
+    int32_t rank, world;
+    /* The model's tokenizer and its chat format, with the objects to call them with; NULL where the
+     * model or the manifest names none. */
+    const mt_tokenizer *tokenizer;
+    const void *tokens;
+    const mt_chat *chat;
+    const void *conversation;
+    const char *cache_folder; /* for what is costly to make again; may not exist yet; NULL: none */
+} mt_data_request;
+
 typedef struct mt_data {
     uint32_t struct_size;
     uint32_t reserved;
-    /* Opens the stream of one split. Reads its keys from the run manifest's `data` section.
-     * Ranks see disjoint parts of every epoch; the order depends on seed and epoch only. No
-     * document is longer than max_seq_len + 1 tokens: longer text is cut so that every token is a
-     * target once. [main] */
-    mt_status (*open)(const mt_config *config, mt_split split, int64_t max_seq_len, uint64_t seed,
-                      int32_t rank, int32_t world, void **ret_stream);
+    /* Opens the stream of one split. Ranks see disjoint parts of every epoch; the order depends on
+     * seed and epoch only. No document is longer than max_seq_len + 1 tokens: longer text is cut so
+     * that every token is a target once, or as the loader's keys say. [main] */
+    mt_status (*open)(const mt_data_request *request, void **ret_stream);
     void (*close)(void *stream); /* accepts NULL [main] */
     /* Number of documents and of target tokens in one epoch of this rank. [any] */
     void (*size)(const void *stream, int64_t *ret_documents, int64_t *ret_tokens);
@@ -98,24 +202,6 @@ typedef struct mt_data {
     /* Smallest vocabulary that holds every token of the stream. [any] */
     int64_t (*vocab_size)(const void *stream);
 } mt_data;
-
-typedef struct mt_tokenizer {
-    uint32_t struct_size;
-    uint32_t reserved;
-    /* `path` is a folder or file with the tokenizer's data, NULL for a built-in one. [main] */
-    mt_status (*open)(const char *path, void **ret_tokenizer);
-    void (*close)(void *tokenizer); /* accepts NULL */
-    int64_t (*vocab_size)(const void *tokenizer);
-    /* Token that ends a document, -1 for none. */
-    int32_t (*end_token)(const void *tokenizer);
-    /* Encodes n bytes of UTF-8. Writes at most `capacity` tokens, returns how many there are. [any]
-     */
-    int64_t (*encode)(const void *tokenizer, const char *text, int64_t n, int32_t *ret_tokens,
-                      int64_t capacity);
-    /* Decodes to bytes; same convention. Cut UTF-8 at the end is the caller's concern. [any] */
-    int64_t (*decode)(const void *tokenizer, const int32_t *tokens, int64_t n, char *ret_text,
-                      int64_t capacity);
-} mt_tokenizer;
 
 #ifdef __cplusplus
 }
