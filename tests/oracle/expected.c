@@ -10,7 +10,6 @@
 #include <math.h>
 
 /* The bounds: max |a - b| / max |b| in FP32. */
-static const double LOSS_BOUND = 1e-5, GRAD_BOUND = 1e-4;
 
 /* ---- reading ----------------------------------------------------------------------------------
  */
@@ -249,7 +248,7 @@ double expected_check_loss(const expected *e, const char *what, double loss_sum)
 {
     double loss = loss_sum / (double)e->n_targets;
     double error = expected_error(&loss, &e->loss, 1);
-    CHECK(error <= LOSS_BOUND, "%s: loss %.9g, expected %.9g (error %.2e)", what, loss, e->loss,
+    CHECK(error <= e->bounds.loss, "%s: loss %.9g, expected %.9g (error %.2e)", what, loss, e->loss,
           error);
     return error;
 }
@@ -263,8 +262,8 @@ double expected_check_grads(const expected *e, const char *what, const model *m,
             continue;
         double error = expected_error(grads[p], e->grads[p], m->params[p].elems);
         worst = fmax(worst, error);
-        CHECK(error <= GRAD_BOUND, "%s: gradient of %s is off by %.2e of its largest element", what,
-              m->params[p].name, error);
+        CHECK(error <= e->bounds.grads, "%s: gradient of %s is off by %.2e of its largest element",
+              what, m->params[p].name, error);
     }
     return worst;
 }

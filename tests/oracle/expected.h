@@ -11,6 +11,11 @@
 
 #include <megatrain/loader.h>
 
+/* Largest errors, each relative to the largest number expected (expected_error). */
+typedef struct expected_bounds {
+    double loss, logits, grads;
+} expected_bounds;
+
 typedef struct expected {
     int64_t tokens, documents, vocab, n_targets;
     int32_t *ids, *targets; /* [tokens] */
@@ -18,6 +23,7 @@ typedef struct expected {
     double *logits;         /* [tokens, vocab] */
     double loss;            /* mean over targets, nats */
     double **grads;         /* [n_params] */
+    expected_bounds bounds; /* set by the caller after expected_read */
 } expected;
 
 /* Fails unless the file has the gradient of exactly the model's parameters, in their shapes. */
