@@ -130,8 +130,8 @@ typedef struct mt_chat {
     uint32_t struct_size;
     uint32_t reserved;
     const char *const *formats; /* names of the formats that are built in; NULL-terminated */
-    /* The format that a chat template (Jinja text, as in tokenizer_config.json) is known to be,
-     * NULL when it is not known. [pure] */
+    /* The format that renders exactly as this chat template does (Jinja text, as in
+     * tokenizer_config.json); NULL when it is not a known one. [pure] */
     const char *(*identify)(const char *jinja, int64_t n);
     /* Opens a format over an open tokenizer, which must outlive it. Fails where the vocabulary
      * lacks a token that the format needs. [main] */
@@ -150,6 +150,13 @@ typedef struct mt_chat {
     const int32_t *(*stops)(const void *chat, int64_t *ret_n);
     /* Hash of the format and its version; part of the key of token caches. [any] */
     uint64_t (*fingerprint)(const void *chat);
+    /* As `identify` for a template that is none of the known ones: the format whose markers stand
+     * in it, so that the caller may take it and warn; NULL when there are none. [pure] */
+    const char *(*resembles)(const char *jinja, int64_t n);
+    /* As `open` for a format that the user wrote: a map of literal strings, whose keys the plugin
+     * documents. Unknown keys are the caller's to find. [main] */
+    mt_status (*open_custom)(const mt_config *format, const mt_tokenizer *tokenizer,
+                             const void *tokens, void **ret_chat);
 } mt_chat;
 
 /* ---- data ----------------------------------------------------------------------------------- */
