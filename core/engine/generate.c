@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Generation: prefill and decode of one sequence through the same templates, with a KV slot per
+ * Generation: prefill and decode of one sequence through the same templates, with a state per
  * unit. Weights stream as in eval, or stay in their buffers when the plan holds one for each unit.
  */
 #include "internal.h"
@@ -13,9 +13,9 @@ static mt_status check_call(const engine *e, const int32_t *tokens, int64_t n, i
 {
     int64_t context = e->p->request.context;
     if (context == 0)
-        return status_set(MT_ERR_INVALID, "the plan has no KV cache (context is 0)");
+        return status_set(MT_ERR_INVALID, "the plan has no room for generation (context is 0)");
     if (n < 1 || used < 0 || used + n > context)
-        return status_set(MT_ERR_INVALID, "%lld tokens after %lld do not fit the KV cache's %lld",
+        return status_set(MT_ERR_INVALID, "%lld tokens after %lld do not fit the context's %lld",
                           (long long)n, (long long)used, (long long)context);
     if (used > 0 && n != 1)
         return status_set(MT_ERR_INVALID,

@@ -165,7 +165,7 @@ typedef struct unit_info {
     int64_t activation[2]; /* offset of its boundary values; bytes from one batch to the next */
     int64_t saved[2];      /* likewise of its saved region */
     int64_t value_offset[MT_UNIT_MAX_IO]; /* of each output in a batch's boundary values */
-    mt_kv kv;
+    void *state;                          /* what generation keeps */
 } unit_info;
 
 /* Order in which units run: per group forward, then (training) backward. */
@@ -329,7 +329,7 @@ void pass_stop(engine *e);
 /* Enqueues all groups of e->step; afterwards the lander may still be busy. */
 void pass_train(engine *e);
 double pass_eval(engine *e, const step_batch *batch);
-/* One micro-batch through unit `unit` in generation; KV slots hold `used` tokens. */
+/* One micro-batch through unit `unit` in generation; states hold `used` tokens. */
 void pass_generate_unit(engine *e, int32_t unit, const weight_buffer *w, const mt_batch *batch,
                         mt_pass pass, int64_t used);
 

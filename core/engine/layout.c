@@ -20,7 +20,7 @@ const char *layout_region_name(layout_region r)
         [LAYOUT_LOSS] = "token losses",
         [LAYOUT_JOIN] = "FP32 join scratch",
         [LAYOUT_REDUCTIONS] = "reductions",
-        [LAYOUT_KV] = "KV cache",
+        [LAYOUT_STATE] = "generation state",
         [LAYOUT_LOGITS] = "logits",
         [LAYOUT_MASTERS] = "master weights",
         [LAYOUT_STATES] = "optimizer states",
@@ -220,10 +220,8 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
     l.bytes[LAYOUT_HOST_LOSS] =
         layout_align((r->training ? r->micro_batches : p->group_batches) * l.tokens * 4);
     if (r->context) {
-        int64_t esize = mt_dtype_size(r->compute);
         for (int32_t u = 0; u < m->n_units; u++)
-            for (int k = 0; k < 2; k++)
-                l.bytes[LAYOUT_KV] += layout_align(r->context * m->units[u].t->kv_cols[k] * esize);
+            l.bytes[LAYOUT_STATE] += layout_align(p->tpl[u]->state_bytes);
         /* The rows that are asked for travel with the logits. */
         l.bytes[LAYOUT_LOGITS] = LAYOUT_LOGIT_ROWS * m->vocab * 4 + 256;
         l.bytes[LAYOUT_LOGITS] = layout_align(l.bytes[LAYOUT_LOGITS]);

@@ -32,7 +32,7 @@ typedef enum layout_region {
     LAYOUT_LOSS,
     LAYOUT_JOIN,
     LAYOUT_REDUCTIONS,
-    LAYOUT_KV,
+    LAYOUT_STATE,
     LAYOUT_LOGITS,
     /* host; the first three make up the store */
     LAYOUT_MASTERS,

@@ -315,8 +315,8 @@ void pass_generate_unit(engine *e, int32_t unit, const weight_buffer *w, const m
 {
     tpl_binding bind;
     bind_unit(e, unit, w, 0, &bind);
-    bind.kv = e->unit[unit].kv;
-    bind.kv.used = used;
+    bind.state = e->unit[unit].state;
+    bind.used = used;
     poison_work(e, e->p->tpl[unit]->generate_work_bytes);
     tpl_forward(e->p->tpl[unit], e->q_compute, &bind, batch, pass);
     enqueued(e, e->q_compute);
@@ -325,11 +325,11 @@ void pass_generate_unit(engine *e, int32_t unit, const weight_buffer *w, const m
 /* ---- life ------------------------------------------------------------------------------------
  */
 
-/* Where every unit's boundary values and saved tensors lie, and its KV slot. */
+/* Where every unit's boundary values and saved tensors lie, and its generation state. */
 static void place_units(engine *e)
 {
     int64_t activation = 0, saved = 0, slots = 0, pack = 0, sums = 0;
-    char *kv = e->region[LAYOUT_KV];
+    char *state = e->region[LAYOUT_STATE];
     for (int32_t u = 0; u < e->m->n_units; u++) {
         const tpl_plan *t = e->p->tpl[u];
         unit_info *info = &e->unit[u];
@@ -369,12 +369,9 @@ static void place_units(engine *e)
         }
         saved += layout_align(t->saved_bytes) * e->p->group_batches;
 
-        int64_t bytes[2] = { 0, 0 };
-        for (int k = 0; k < 2; k++)
-            bytes[k] = layout_align(e->p->request.context * t->t->kv_cols[k] * e->esize);
-        if (bytes[0] + bytes[1] > 0) {
-            info->kv = (mt_kv){ .k = kv, .v = kv + bytes[0], .capacity = e->p->request.context };
-            kv += bytes[0] + bytes[1];
+        if (t->state_bytes) {
+            info->state = state;
+            state += layout_align(t->state_bytes);
         }
     }
 }

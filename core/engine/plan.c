@@ -72,6 +72,7 @@ static mt_status get_tpl(plan *p, int32_t tpl_index, tpl_policy policy, int64_t 
     tpl_bounds bounds = { .tokens = r->micro_tokens,
                           .documents = r->micro_documents,
                           .gather_rows = gather_rows,
+                          .context = r->context,
                           .compute = r->compute };
     if (!r->training && r->context > bounds.tokens)
         bounds.tokens = r->context; /* a prompt is one micro-batch */

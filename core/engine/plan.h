@@ -51,7 +51,7 @@ typedef struct plan_request {
     const plan_machine *machine; /* NULL: this one; outlives the plan */
     double max_grad_norm;        /* 0: clipping off, immediate updates, no gradient plane */
     bool training;               /* false: eval and generation only, no states, no gradients */
-    int64_t context;             /* generation: tokens of the KV cache; 0: none */
+    int64_t context;             /* generation: tokens of a document; 0: none */
     uint32_t n_states;
     mt_state_spec states[MT_OPTIM_MAX_STATES];
 } plan_request;

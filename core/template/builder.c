@@ -277,15 +277,11 @@ static void check_whole(builder *b)
     }
     if (g->out[0] == MT_NONE)
         refuse(b, "the template has no output");
-    int kv = 0, losses = 0;
-    for (int32_t i = 0; i < g->n_nodes; i++) {
-        kv += (g->nodes[i].def->flags & MT_OP_KEEPS_KV) != 0;
+    int losses = 0;
+    for (int32_t i = 0; i < g->n_nodes; i++)
         losses += (g->nodes[i].def->flags & MT_OP_EMITS_LOSS) != 0;
-    }
     if (losses > 1)
         refuse(b, "%d losses beside the model's own; a unit may add one", losses);
-    if (kv > 1)
-        refuse(b, "%d attention operations; a unit may have one", kv);
     for (mt_val v = 0; v < g->n_values; v++) {
         const value *val = &g->values[v];
         if (val->uses > 0 || val->source == VALUE_AUX)
@@ -326,16 +322,18 @@ static mt_status describe(struct tpl_graph *g, const char *name, mt_build_fn bui
 
 static void sum_flops(const struct tpl_graph *g, tpl *t)
 {
+    bool attends = false;
     for (int32_t i = 0; i < g->n_nodes; i++) {
         const node *n = &g->nodes[i];
         if (n->skipped)
             continue;
         t->gemm_flops_per_token += n->shape.gemm_flops_per_token;
         t->attn_flops_per_pair += n->shape.attn_flops_per_pair;
-        if (n->def->flags & MT_OP_KEEPS_KV) {
-            t->attn_window = n->shape.attn_window;
-            t->kv_cols[0] = g->values[n->in[1]].shape.cols;
-            t->kv_cols[1] = g->values[n->in[2]].shape.cols;
+        if (n->shape.attn_flops_per_pair > 0) {
+            int64_t w = n->shape.attn_window;
+            bool unlimited = w == 0 || (attends && t->attn_window == 0);
+            t->attn_window = unlimited ? 0 : w > t->attn_window ? w : t->attn_window;
+            attends = true;
         }
         if ((n->def->flags & MT_OP_GRAD_IN_FORWARD) && g->out[0] == n->out[0])
             t->makes_loss = true;

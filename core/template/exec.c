@@ -39,6 +39,8 @@ void program_fill_call(const tpl_plan *p, const step *s, void *const *base, cons
     }
     for (uint32_t i = 0; i < n->n_aux; i++)
         ret->aux[i] = bind_ref(&s->aux[i], base, batch);
+    for (uint32_t i = 0; base && base[REGION_STATE] && i < MT_OP_MAX_STATE; i++)
+        ret->state[i] = bind_ref(&s->state[i], base, batch);
     if (s->work_bytes) {
         ret->work = base ? (char *)base[REGION_WORK] + s->work_offset : NULL;
         ret->work_bytes = s->work_bytes;
@@ -51,7 +53,8 @@ static void run(const tpl_plan *p, const struct tpl_program *prog, void *queue,
     void *base[REGIONS] = { [REGION_WEIGHTS] = bind->weights,
                             [REGION_GRADS] = bind->grads,
                             [REGION_SAVED] = bind->saved,
-                            [REGION_WORK] = bind->work };
+                            [REGION_WORK] = bind->work,
+                            [REGION_STATE] = bind->state };
     for (int i = 0; i < MT_UNIT_MAX_IO; i++) {
         base[REGION_IN + i] = bind->in[i];
         base[REGION_OUT + i] = bind->out[i];
@@ -69,7 +72,7 @@ static void run(const tpl_plan *p, const struct tpl_program *prog, void *queue,
         }
         mt_op_call call;
         program_fill_call(p, s, base, batch, pass, &call);
-        call.kv = bind->kv;
+        call.used = bind->used;
         call.d_accumulate = s->accumulate | (bind->accumulate ? s->accumulate_later : 0);
         if (s->backward)
             s->kernel->backward(p->device, queue, &call);

@@ -267,6 +267,24 @@ static ref param_grad(maker *k, mt_val v, uint32_t bit, step *s)
     return r;
 }
 
+/* Memory for what the node keeps between calls; rows of a state do not follow the micro-batch. */
+static void place_state(maker *k, const node *n, step *s)
+{
+    const tpl_bounds *b = &k->p->bounds;
+    for (uint32_t i = 0; i < n->shape.n_state; i++) {
+        const mt_shape *t = &n->shape.state[i];
+        int64_t rows = bound_rows(&(tpl_bounds){ .tokens = b->context, .documents = 1 }, t->rows);
+        mt_dtype dtype = kind_dtype(b->compute, t->kind);
+        s->state[i] = (ref){ .where = REGION_STATE,
+                             .dtype = dtype,
+                             .offset = k->p->state_bytes,
+                             .rows = { 0, 0, rows },
+                             .cols = t->cols,
+                             .ld = t->cols };
+        k->p->state_bytes += align_up(rows * t->cols * mt_dtype_size(dtype), REGION_ALIGN);
+    }
+}
+
 /* Emits the forward call of a node. */
 static void emit_forward(maker *k, int32_t node_index, int program)
 {
@@ -296,6 +314,8 @@ static void emit_forward(maker *k, int32_t node_index, int program)
             if (n->in[i] != MT_NONE && k->g->values[n->in[i]].source == VALUE_PARAM &&
                 graph_needs_grad(k->g, n->in[i]))
                 s->d_in[i] = param_grad(k, n->in[i], i, s);
+    if (program == PROGRAM_INFER && k->p->bounds.context)
+        place_state(k, n, s);
     if (program == PROGRAM_INFER)
         add_scratch(k, s, index, infer, 3);
     else

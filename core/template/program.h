@@ -15,6 +15,7 @@ typedef enum region {
     REGION_GRADS,
     REGION_SAVED,
     REGION_WORK,
+    REGION_STATE,
     REGION_IN,
     REGION_OUT = REGION_IN + MT_UNIT_MAX_IO,
     REGION_D_OUT = REGION_OUT + MT_UNIT_MAX_IO,
@@ -38,6 +39,7 @@ typedef struct step {
         accumulate_later; /* bit i: d_in[i] is added to after the first micro-batch of a group */
     ref in[MT_OP_MAX_IN], out[MT_OP_MAX_OUT], aux[MT_OP_MAX_AUX];
     ref d_out[MT_OP_MAX_OUT], d_in[MT_OP_MAX_IN];
+    ref state[MT_OP_MAX_STATE];      /* inference, where the plan has a context */
     int64_t work_offset, work_bytes; /* the kernel's scratch, in REGION_WORK */
     const mt_kernel *kernel;
 } step;

@@ -54,8 +54,7 @@ typedef struct tpl {
     double recompute_attn_flops[TPL_POLICIES]; /* per pair, likewise */
     double attn_flops_per_pair;                /* forward, summed over attention operations */
     int64_t attn_window;                       /* the widest; 0: unlimited */
-    int64_t kv_cols[2];      /* columns of k and v that generation keeps a token; 0: no attention */
-    struct tpl_graph *graph; /* private */
+    struct tpl_graph *graph;                   /* private */
 } tpl;
 
 /* Builds and derives. Errors name the template and the operation. [main] */
@@ -71,6 +70,7 @@ typedef struct tpl_bounds {
     int64_t documents;   /* most documents of a micro-batch */
     int64_t gather_rows; /* most distinct rows of a gathered table on the device at once */
     mt_dtype compute;    /* MT_F32, MT_BF16; MT_F64 in gradient checks */
+    int64_t context;     /* most tokens of a document that is generated; 0: none is */
 } tpl_bounds;
 
 /* Exact bytes for these bounds; every region is used from offset 0 and 256-byte aligned. A plan
@@ -88,6 +88,7 @@ typedef struct tpl_plan {
     int64_t saved_bytes;         /* a micro-batch, from its forward to its backward */
     int64_t work_bytes[2];       /* scratch of a train/eval forward, of a backward */
     int64_t generate_work_bytes; /* scratch of prefill and decode */
+    int64_t state_bytes;         /* what generation keeps of a document from call to call */
     int64_t in_bytes[MT_UNIT_MAX_IO], out_bytes[MT_UNIT_MAX_IO]; /* boundary values */
     /* d_in[i] is formed in the memory of d_out[d_in_place[i]]: give the same pointer for both;
      * -1: d_in[i] needs its own memory. */
@@ -120,7 +121,8 @@ typedef struct tpl_binding {
     void *d_in[MT_UNIT_MAX_IO];  /* backward; overwritten */
     void *saved;
     void *work;
-    mt_kv kv; /* prefill and decode */
+    void *state;  /* state_bytes; prefill and decode only */
+    int64_t used; /* prefill and decode: tokens of the document in `state` */
 } tpl_binding;
 
 /* Enqueue one micro-batch through the unit. Parameters that a pass over the whole template gives

@@ -170,9 +170,12 @@ static void generate(const mt_attn_attr *attr, mt_dtype dtype, const char *isa, 
     op_run(&whole, &d, &(op_how){ .dtype = dtype, .isa = isa, .threads = 2, .forward_only = true },
            &want);
     size_t size = (size_t)mt_dtype_size(dtype);
-    mt_kv kv = { .capacity = CAPACITY };
-    kv.k = calloc((size_t)(CAPACITY * attr->kv_heads * attr->qk_dim), size);
-    kv.v = calloc((size_t)(CAPACITY * attr->kv_heads * attr->v_dim), size);
+    mt_tensor kept[2];
+    for (int i = 0; i < 2; i++) {
+        int64_t cols = whole.in[1 + i].cols;
+        kept[i] =
+            (mt_tensor){ calloc((size_t)(CAPACITY * cols), size), CAPACITY, cols, cols, dtype, 0 };
+    }
     int64_t out_cols = whole.out[0].cols;
     for (int64_t from = 0; from < T;) {
         /* Decode takes one token or a few at a time. */
@@ -184,8 +187,9 @@ static void generate(const mt_attn_attr *attr, mt_dtype dtype, const char *isa, 
         op_data part = d;
         for (int i = 0; i < 3; i++)
             part.in[i] = d.in[i] + from * c.in[i].cols;
-        kv.used = from;
-        c.kv = kv;
+        c.used = from;
+        c.state[0] = kept[0];
+        c.state[1] = kept[1];
         op_how how = { .dtype = dtype, .isa = isa, .threads = 2, .pad = 2, .forward_only = true };
         how.pass = from == 0 ? MT_PASS_PREFILL : MT_PASS_DECODE;
         op_result got;
@@ -195,8 +199,8 @@ static void generate(const mt_attn_attr *attr, mt_dtype dtype, const char *isa, 
         op_result_free(&got);
         from += n;
     }
-    free(kv.k);
-    free(kv.v);
+    free(kept[0].data);
+    free(kept[1].data);
     op_result_free(&want);
     op_data_free(&d);
 }

@@ -193,7 +193,8 @@ void op_run(const op_case *c, const op_data *d, const op_how *how, op_result *re
                         .n_out = c->n_out,
                         .n_aux = c->n_aux,
                         .batch = c->batch,
-                        .kv = c->kv };
+                        .used = c->used };
+    memcpy(call.state, c->state, sizeof call.state);
     for (uint32_t i = 0; i < c->n_in; i++) {
         const op_value *v = &c->in[i];
         if (!v->cols)

@@ -27,7 +27,8 @@ typedef struct op_case {
     uint32_t n_in, n_out, n_aux;
     op_value in[MT_OP_MAX_IN], out[MT_OP_MAX_OUT], aux[MT_OP_MAX_AUX];
     mt_batch batch;
-    mt_kv kv;
+    mt_tensor state[MT_OP_MAX_STATE]; /* generation */
+    int64_t used;
     uint32_t drop_in;     /* bit i: backward does not get in[i] */
     uint32_t drop_out;    /* bit i: backward does not get out[i] */
     bool grad_in_forward; /* gradients of parameters come out of forward */

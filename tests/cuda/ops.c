@@ -513,9 +513,14 @@ static void generate(const mt_attn_attr *attr, mt_dtype dtype, double tolerance)
     }
     cols[3] = whole.out[0].cols;
     void *out = side_put(s, NULL, T * cols[3] * size);
-    mt_kv kv = { .capacity = CAPACITY };
-    kv.k = side_put(s, NULL, CAPACITY * cols[1] * size);
-    kv.v = side_put(s, NULL, CAPACITY * cols[2] * size);
+    mt_tensor kept[2];
+    for (int i = 0; i < 2; i++)
+        kept[i] = (mt_tensor){ side_put(s, NULL, CAPACITY * cols[1 + i] * size),
+                               CAPACITY,
+                               cols[1 + i],
+                               cols[1 + i],
+                               dtype,
+                               0 };
     const mt_kernel *k = s->b->kernel(s->device, "attention");
     for (int64_t from = 0; from < T;) {
         int32_t n = from == 0 ? PREFILL : from % 3 == 0 ? 1 : from % 3 == 1 ? 3 : 20;
@@ -523,7 +528,6 @@ static void generate(const mt_attn_attr *attr, mt_dtype dtype, double tolerance)
             n = (int32_t)(T - from);
         int32_t starts[2] = { 0, n };
         void *starts_device = side_put(s, starts, sizeof starts);
-        kv.used = from;
         mt_op_call c = { .struct_size = sizeof c,
                          .pass = from == 0 ? MT_PASS_PREFILL : MT_PASS_DECODE,
                          .attr = attr,
@@ -531,7 +535,8 @@ static void generate(const mt_attn_attr *attr, mt_dtype dtype, double tolerance)
                          .n_out = 1,
                          .n_aux = 1,
                          .batch = { .tokens = n, .documents = 1, .doc_starts = starts_device },
-                         .kv = kv };
+                         .state = { kept[0], kept[1] },
+                         .used = from };
         for (int i = 0; i < 3; i++)
             c.in[i] =
                 (mt_tensor){ (char *)in[i] + from * cols[i] * size, n, cols[i], cols[i], dtype, 0 };
@@ -553,8 +558,8 @@ static void generate(const mt_attn_attr *attr, mt_dtype dtype, double tolerance)
     free(raw);
     free(got);
     side_free(s, out, T * cols[3] * size);
-    side_free(s, kv.k, CAPACITY * cols[1] * size);
-    side_free(s, kv.v, CAPACITY * cols[2] * size);
+    for (int i = 0; i < 2; i++)
+        side_free(s, kept[i].data, CAPACITY * cols[1 + i] * size);
     for (int i = 0; i < 3; i++) {
         side_free(s, in[i], T * cols[i] * size);
         free(host[i]);

@@ -14,7 +14,7 @@ typedef struct unit_buffers {
     void *weights, *grads, *saved;
     void *out[MT_UNIT_MAX_IO];
     void *d_out[MT_UNIT_MAX_IO]; /* may be the unit above's d_out, where gradients pass in place */
-    mt_kv kv;
+    void *state;
 } unit_buffers;
 
 typedef struct allocation {
@@ -104,6 +104,7 @@ static mt_status create_unit(units *u, int32_t i, int64_t *work_bytes)
         tpl_bounds bounds = { .tokens = u->c.max_tokens,
                               .documents = u->c.max_documents,
                               .gather_rows = u->m->vocab,
+                              .context = u->c.max_tokens,
                               .compute = u->c.compute };
         mt_status status =
             tpl_plan_create(t, u->c.policy, &bounds, u->c.backend, u->c.device, &b->plan);
@@ -121,13 +122,7 @@ static mt_status create_unit(units *u, int32_t i, int64_t *work_bytes)
     bool ok = b->weights && b->grads && b->saved;
     for (uint32_t k = 0; k < t->n_out; k++)
         ok = ok && (b->out[k] = device_alloc(u, p->out_bytes[k]));
-    if (t->kv_cols[0]) {
-        int64_t size = mt_dtype_size(u->c.compute);
-        b->kv =
-            (mt_kv){ device_alloc(u, u->c.max_tokens * t->kv_cols[0] * size),
-                     device_alloc(u, u->c.max_tokens * t->kv_cols[1] * size), u->c.max_tokens, 0 };
-        ok = ok && b->kv.k && b->kv.v;
-    }
+    ok = ok && (b->state = device_alloc(u, p->state_bytes));
     return ok ? upload_weights(u, i) : status_nomem("a unit", (size_t)p->weight_bytes);
 }
 
@@ -251,8 +246,8 @@ static void forward(units *u, const mt_batch *batch, mt_pass pass, int64_t used,
     for (int32_t i = 0; i < u->m->n_units; i++) {
         tpl_binding bind = bind_unit(u, i, accumulate);
         if (pass == MT_PASS_PREFILL || pass == MT_PASS_DECODE) {
-            bind.kv = u->unit[i].kv;
-            bind.kv.used = used;
+            bind.state = u->unit[i].state;
+            bind.used = used;
         }
         tpl_forward(u->unit[i].plan, u->queue, &bind, batch, pass);
     }

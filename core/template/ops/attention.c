@@ -35,9 +35,11 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
     ret->backward_out = 1u << 0;
     ret->attn_flops_per_pair = 2.0 * a->heads * (a->qk_dim + a->v_dim);
     ret->attn_window = a->window;
+    ret->n_state = 2; /* keys and values */
+    for (uint32_t i = 0; i < 2; i++)
+        ret->state[i] = (mt_shape){ { 1, 0, 0 }, in[1 + i].cols, MT_KIND_COMPUTE, 0 };
     return MT_OK;
 }
 
-const mt_op_def op_attention = {
-    sizeof(mt_op_def), MT_OP_KEEPS_KV, "attention", 3, 4, sizeof(mt_attn_attr), 0, shape
-};
+const mt_op_def op_attention = { sizeof(mt_op_def),    0, "attention", 3, 4,
+                                 sizeof(mt_attn_attr), 0, shape };

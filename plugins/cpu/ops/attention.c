@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention: masks, the cut into tasks, the KV slot and the gradient of the sinks. The arithmetic
- * is in attention_reference.c (plain C, any dtype) and attention_fast.c (GEMMs and vectors).
+ * attention: masks, the cut into tasks, kept keys and values, the gradient of the sinks. The
+ * arithmetic is in attention_reference.c (plain C, any dtype) and attention_fast.c (GEMMs and
+ * vectors).
  */
 #include "attention.h"
 
@@ -20,14 +21,12 @@ attn attn_of(const mt_op_call *c, bool backward)
     a.group = attr->heads / attr->kv_heads;
     a.query_blocks = parts(a.tokens, ATTN_QUERIES);
     a.key_blocks = parts(a.tokens, ATTN_KEYS);
-    if (c->pass == MT_PASS_DECODE && c->kv.k) {
-        a.first = c->kv.used;
+    if (c->pass == MT_PASS_DECODE && c->state[0].data) {
+        a.first = c->used;
         a.one_document = true;
-        a.k.data = c->kv.k;
-        a.v.data = c->kv.v;
-        a.k.ld = a.k.cols;
-        a.v.ld = a.v.cols;
-        a.k.rows = a.v.rows = c->kv.used + a.tokens;
+        a.k = c->state[0];
+        a.v = c->state[1];
+        a.k.rows = a.v.rows = c->used + a.tokens;
     }
     return a;
 }
@@ -84,23 +83,24 @@ static const attn_form *form_of(cpu_isa isa, mt_dtype dtype)
     return dtype == MT_BF16 ? &attn_reference_bf16 : &attn_reference_f32;
 }
 
-/* ---- the KV slot ----------------------------------------------------------------------------- */
+/* ---- kept keys and values
+ * ----------------------------------------------------------------------------- */
 
-static bool fills_slot(const mt_op_call *c)
+static bool keeps(const mt_op_call *c)
 {
-    return c->kv.k && (c->pass == MT_PASS_PREFILL || c->pass == MT_PASS_DECODE);
+    return c->state[0].data && (c->pass == MT_PASS_PREFILL || c->pass == MT_PASS_DECODE);
 }
 
-static void fill_slot(const mt_op_call *c, int64_t task)
+static void keep(const mt_op_call *c, int64_t task)
 {
-    int64_t to = c->pass == MT_PASS_DECODE ? c->kv.used : 0;
+    int64_t to = c->pass == MT_PASS_DECODE ? c->used : 0;
     for (int part = 0; part < 2; part++) {
         const mt_tensor *t = &c->in[part ? ATTN_V : ATTN_K];
-        char *slot = part ? c->kv.v : c->kv.k;
+        char *kept = c->state[part].data;
         int64_t size = mt_dtype_size(t->dtype);
         int64_t end = (task + 1) * CPU_ROWS_PER_TASK;
         for (int64_t i = task * CPU_ROWS_PER_TASK; i < t->rows && i < end; i++)
-            memcpy(slot + (to + i) * t->cols * size, (char *)t->data + i * t->ld * size,
+            memcpy(kept + (to + i) * t->cols * size, (char *)t->data + i * t->ld * size,
                    (size_t)(t->cols * size));
     }
 }
@@ -140,10 +140,10 @@ static void sink_grad(const attn *a, int64_t h)
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
 
-/* Forward: [fill the KV slot], attention. Backward: dO . O, then all gradients. */
+/* Forward: [keep keys and values], attention. Backward: dO . O, then all gradients. */
 static int32_t attention_phases(const mt_op_call *c, bool backward)
 {
-    return backward || fills_slot(c) ? 2 : 1;
+    return backward || keeps(c) ? 2 : 1;
 }
 
 typedef struct grad_tasks {
@@ -167,8 +167,8 @@ static int64_t attention_tasks(const mt_op_call *c, bool backward, int32_t phase
 {
     attn a = attn_of(c, backward);
     if (!backward)
-        return phase == 0 && fills_slot(c) ? parts(a.tokens, CPU_ROWS_PER_TASK)
-                                           : a.query_blocks * a.attr->heads;
+        return phase == 0 && keeps(c) ? parts(a.tokens, CPU_ROWS_PER_TASK)
+                                      : a.query_blocks * a.attr->heads;
     if (phase == 0)
         return a.query_blocks;
     grad_tasks n = grad_tasks_of(&a);
@@ -188,8 +188,8 @@ static void attention_run(cpu_isa isa, const mt_op_call *c, bool backward, int32
     const cpu_rows *rows = cpu_rows_for(isa);
     const attn_form *form = form_of(isa, a.k.dtype);
     int64_t heads = a.attr->heads, kv_heads = a.attr->kv_heads;
-    if (!backward && phase == 0 && fills_slot(c)) {
-        fill_slot(c, task);
+    if (!backward && phase == 0 && keeps(c)) {
+        keep(c, task);
     } else if (!backward) {
         /* The last rows see most keys: they start first. */
         int64_t block = a.query_blocks - 1 - task / heads;

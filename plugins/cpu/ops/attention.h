@@ -11,7 +11,7 @@
 enum { ATTN_Q = 0, ATTN_K = 1, ATTN_V = 2, ATTN_SINKS = 3 };
 enum { ATTN_QUERIES = 64, ATTN_KEYS = 128 }; /* rows of a task, and of a block inside it */
 
-/* One call, seen by row numbers of the keys. In decode the keys are the KV slot's and query row i
+/* One call, seen by row numbers of the keys. In decode the keys are the kept ones and query row i
  * is key row `first` + i; otherwise first = 0. */
 typedef struct attn {
     const mt_op_call *c;

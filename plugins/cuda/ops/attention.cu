@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention: the choice of the form, the KV slot, and the gradient of the sinks. BF16 runs through
- * cuDNN where that has plans (attention_dnn.cu), else on tensor cores (attention_forward.cu,
- * attention_backward.cu); FP32, FP64, single queries and unusual dimensions run the simple form
- * (attention_simple.cu). No form's results depend on timing.
+ * attention: the choice of the form, kept keys and values, and the gradient of the sinks. BF16 runs
+ * through cuDNN where that has plans (attention_dnn.cu), else on tensor cores
+ * (attention_forward.cu, attention_backward.cu); FP32, FP64, single queries and unusual dimensions
+ * run the simple form (attention_simple.cu). No form's results depend on timing.
  */
 #include "attention.cuh"
 
@@ -35,28 +35,28 @@ static attn_args args_of(const mt_op_call *c, const mt_tensor *out)
     a.v_dim = attr->v_dim;
     a.scale = attr->scale;
     a.softcap = attr->softcap;
-    if (c->pass == MT_PASS_DECODE && c->kv.k) {
-        a.first = c->kv.used;
+    if (c->pass == MT_PASS_DECODE && c->state[0].data) {
+        a.first = c->used;
         a.one_document = true;
-        a.k = c->kv.k;
-        a.v = c->kv.v;
+        a.k = c->state[0].data;
+        a.v = c->state[1].data;
         a.k_ld = (int64_t)attr->kv_heads * attr->qk_dim;
         a.v_ld = (int64_t)attr->kv_heads * attr->v_dim;
     }
     return a;
 }
 
-static void fill_slot(cuda_device *d, cuda_queue *q, const mt_op_call *c)
+static void keep_keys_and_values(cuda_device *d, cuda_queue *q, const mt_op_call *c)
 {
-    int64_t to = c->pass == MT_PASS_DECODE ? c->kv.used : 0;
+    int64_t to = c->pass == MT_PASS_DECODE ? c->used : 0;
     for (int part = 0; part < 2; part++) {
         const mt_tensor *t = &c->in[part ? ATTN_V : ATTN_K];
-        char *slot = (char *)(part ? c->kv.v : c->kv.k);
+        char *kept = (char *)c->state[part].data;
         size_t size = (size_t)mt_dtype_size(t->dtype), row = (size_t)t->cols * size;
         cuda_ok(d,
-                cudaMemcpy2DAsync(slot + (size_t)to * row, row, t->data, (size_t)t->ld * size, row,
+                cudaMemcpy2DAsync(kept + (size_t)to * row, row, t->data, (size_t)t->ld * size, row,
                                   (size_t)t->rows, cudaMemcpyDeviceToDevice, q->stream),
-                "filling the KV slot");
+                "keeping keys and values");
     }
 }
 
@@ -73,8 +73,8 @@ static void attention_forward(cuda_device *d, cuda_queue *q, const mt_op_call *c
     bool generates = c->pass == MT_PASS_PREFILL || c->pass == MT_PASS_DECODE;
     if (a.tokens == 0)
         return;
-    if (c->kv.k && generates)
-        fill_slot(d, q, c);
+    if (c->state[0].data && generates)
+        keep_keys_and_values(d, q, c);
     if (!generates && attn_dnn_forward(q, c))
         return;
     if (dtype == MT_BF16 && !(a.one_document && a.tokens < FEW_QUERIES) &&

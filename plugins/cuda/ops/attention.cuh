@@ -9,7 +9,7 @@
 
 enum { ATTN_Q = 0, ATTN_K = 1, ATTN_V = 2, ATTN_SINKS = 3 };
 
-/* Row numbers are those of the keys: in decode the keys are the KV slot's and query row i is key
+/* Row numbers are those of the keys: in decode the keys are the kept ones and query row i is key
  * row `first` + i; otherwise first = 0. */
 struct attn_args {
     const void *q, *k, *v, *sinks; /* sinks: NULL or [heads] */

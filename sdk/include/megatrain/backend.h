@@ -24,8 +24,8 @@ typedef int32_t mt_pass;
 enum {
     MT_PASS_TRAIN = 0,   /* forward that a backward will follow */
     MT_PASS_EVAL = 1,    /* loss only */
-    MT_PASS_PREFILL = 2, /* one document; attention fills the KV slot; logits of the asked rows */
-    MT_PASS_DECODE = 3   /* one new token; attention reads and extends the KV slot */
+    MT_PASS_PREFILL = 2, /* the start of one document; fills states; logits of the asked rows */
+    MT_PASS_DECODE = 3   /* its next token, or a few; reads and extends states */
 };
 
 /* A packed micro-batch on the device. Pointers are device pointers unless stated. */
@@ -45,15 +45,6 @@ typedef struct mt_batch {
     const int32_t *logit_rows; /* [n_logit_rows] rows of x whose logits are wanted */
     int64_t n_logit_rows;
 } mt_batch;
-
-/* Where attention of one unit keeps keys and values during generation, compute dtype.
- * Prefill writes rows 0..T-1, decode (T = 1) writes row `used` and attends to rows 0..used. */
-typedef struct mt_kv {
-    void *k;          /* [capacity, kv_heads * qk_dim] */
-    void *v;          /* [capacity, kv_heads * v_dim] */
-    int64_t capacity; /* tokens */
-    int64_t used;     /* tokens already there before this call */
-} mt_kv;
 
 /* One call of an operation's kernel. Absent tensors have data == NULL. */
 typedef struct mt_op_call {
@@ -75,7 +66,12 @@ typedef struct mt_op_call {
     void *work; /* at least workspace() bytes, 256-byte aligned */
     int64_t work_bytes;
     mt_batch batch;
-    mt_kv kv; /* k == NULL outside generation */
+    /* Generation; data NULL outside of it: what the operation's shape rule keeps (mt_op_shape),
+     * rows adjacent. Prefill finds anything in it, decode what the call before left. Attention has
+     * keys and values here, row i of them token i: [context, kv_heads * qk_dim] and
+     * [context, kv_heads * v_dim]. */
+    mt_tensor state[MT_OP_MAX_STATE];
+    int64_t used; /* tokens of the document before this call's */
 } mt_op_call;
 
 typedef struct mt_kernel {

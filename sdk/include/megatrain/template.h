@@ -27,6 +27,7 @@ enum {
     MT_OP_MAX_IN = 8,
     MT_OP_MAX_OUT = 4,
     MT_OP_MAX_AUX = 4,
+    MT_OP_MAX_STATE = 2,
     MT_UNIT_MAX_IO = 4,
     MT_ROPE_MAX_FREQ = 256
 };
@@ -547,8 +548,6 @@ enum {
     /* Several of these that share in[0] may run as one: parameter operands stacked by rows (vectors
      * end to end), outputs side by side. */
     MT_OP_MERGES_SIBLINGS = 1u << 4,
-    /* in[1] and in[2] are keys and values that generation keeps (mt_op_call::kv). */
-    MT_OP_KEEPS_KV = 1u << 5,
     /* out[0], one element in the statistics dtype, is a loss of its own, read by no operation: the
      * step's loss gains loss_scale * out[0]. Its backward gets no d_out. */
     MT_OP_EMITS_LOSS = 1u << 6
@@ -571,7 +570,10 @@ typedef struct mt_op_shape {
      * may alias it rather than call the kernel. */
     int64_t view_col;
     int32_t is_view;
-    int32_t reserved;
+    /* Tensors that generation keeps between the calls for one document, such as keys and values;
+     * rows.per_token counts the tokens of the context (mt_op_call::state). */
+    uint32_t n_state;
+    mt_shape state[MT_OP_MAX_STATE];
 } mt_op_shape;
 
 /* An operation. Everything about it that the core needs to know; kernels come from the backends
