@@ -70,6 +70,17 @@ void engine_destroy(engine *e); /* drains; accepts NULL */
 mt_status engine_step(engine *e, const step_batch *batch, const engine_step_params *params,
                       engine_result *ret);
 
+/* What the queues spent on one unit in the last step: seconds, and how many passes or copies those
+ * are of. The last unit's forward is part of its backward. */
+typedef struct engine_unit_times {
+    double forward, backward; /* of compute, one pass for each group */
+    double copy_in, copy_out; /* copy-out: what it waits for on the host included */
+    int32_t n_forward, n_backward, n_copy_in, n_copy_out;
+} engine_unit_times;
+
+/* After engine_step, before anything else is run. [main] */
+void engine_time_unit(const engine *e, int32_t unit, engine_unit_times *ret);
+
 /* Sum of the loss over the batch's targets with the present weights, in nats. [main] */
 mt_status engine_eval(engine *e, const step_batch *batch, double *ret_loss_sum);
 

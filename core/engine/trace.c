@@ -57,14 +57,41 @@ static uint64_t overlap(uint64_t a0, uint64_t a1, uint64_t b0, uint64_t b1)
     return to > from ? to - from : 0;
 }
 
+/* The first event of the step that is still in the ring. */
+static int64_t first_event(const engine *e, int64_t end)
+{
+    int64_t first = e->traffic.first_event;
+    return end - first > e->time.n_events ? end - e->time.n_events : first;
+}
+
+void engine_time_unit(const engine *e, int32_t unit, engine_unit_times *ret)
+{
+    engine_unit_times t = { 0 };
+    int64_t end = atomic_load(&e->time.next);
+    for (int64_t k = first_event(e, end); k < end; k++) {
+        int64_t i = k % e->time.n_events;
+        const timeline_event *v = &e->time.event[i];
+        uint64_t from = e->time.ns[2 * i], to = e->time.ns[2 * i + 1];
+        if (v->unit != unit || v->micro >= 0 || !from || to < from)
+            continue;
+        double seconds = (double)(to - from) * 1e-9;
+        t.forward += v->kind == EVENT_FORWARD ? seconds : 0;
+        t.n_forward += v->kind == EVENT_FORWARD;
+        t.backward += v->kind == EVENT_BACKWARD ? seconds : 0;
+        t.n_backward += v->kind == EVENT_BACKWARD;
+        t.copy_in += v->kind == EVENT_COPY_IN ? seconds : 0;
+        t.n_copy_in += v->kind == EVENT_COPY_IN;
+        t.copy_out += v->kind == EVENT_COPY_OUT ? seconds : 0;
+        t.n_copy_out += v->kind == EVENT_COPY_OUT;
+    }
+    *ret = t;
+}
+
 static void account_traffic(engine *e, engine_result *ret)
 {
     uint64_t in = 0, out = 0;
     int64_t end = atomic_load(&e->time.next);
-    int64_t first = e->traffic.first_event;
-    if (end - first > e->time.n_events)
-        first = end - e->time.n_events;
-    for (int64_t k = first; k < end; k++) {
+    for (int64_t k = first_event(e, end); k < end; k++) {
         int64_t i = k % e->time.n_events;
         const timeline_event *v = &e->time.event[i];
         uint64_t from = e->time.ns[2 * i], to = e->time.ns[2 * i + 1];

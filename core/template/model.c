@@ -305,7 +305,34 @@ static mt_status assemble(maker *k)
     return s;
 }
 
-mt_status model_create(const mt_arch *arch, const mt_config *config, model **ret)
+/* Leaves the first unit, `copies` of unit `unit`, and the last one. Copies are renamed, since every
+ * parameter has a name of its own. */
+static mt_status cut(maker *k, int32_t unit, int32_t copies)
+{
+    if (unit < 1 || unit >= k->n_units || copies < 1)
+        return status_set(MT_ERR_INTERNAL, "an excerpt of %d times unit %d of %d", copies, unit,
+                          k->n_units);
+    const pending_unit last = k->units[k->n_units - 1], of = k->units[unit];
+    copies = unit == k->n_units - 1 ? 0 : copies;
+    pending_unit *units = arena_array(k->mem, (size_t)copies + 2, sizeof *units);
+    if (!units)
+        return MT_ERR_NOMEM;
+    units[0] = k->units[0];
+    for (int32_t i = 0; i < copies; i++) {
+        units[i + 1] = (pending_unit){ arena_printf(k->mem, "%s.copy.%d", of.name, i),
+                                       arena_printf(k->mem, "copy.%d.%s", i, of.prefix), of.tpl };
+        if (!units[i + 1].name || !units[i + 1].prefix)
+            return MT_ERR_NOMEM;
+    }
+    units[copies + 1] = last;
+    k->units = units;
+    k->n_units = copies + 2;
+    return MT_OK;
+}
+
+/* copies > 0: an excerpt. */
+static mt_status create(const mt_arch *arch, const mt_config *config, int32_t unit, int32_t copies,
+                        model **ret)
 {
     model *m = calloc(1, sizeof *m);
     struct model_owner *owner = calloc(1, sizeof *owner);
@@ -323,6 +350,8 @@ mt_status model_create(const mt_arch *arch, const mt_config *config, model **ret
         s = status_set(s, "the architecture refused this configuration without saying why");
     if (s == MT_OK)
         s = k.status;
+    if (s == MT_OK && copies > 0)
+        s = cut(&k, unit, copies);
     if (s == MT_OK)
         s = assemble(&k);
     if (s != MT_OK) {
@@ -331,6 +360,17 @@ mt_status model_create(const mt_arch *arch, const mt_config *config, model **ret
     }
     *ret = m;
     return MT_OK;
+}
+
+mt_status model_create(const mt_arch *arch, const mt_config *config, model **ret)
+{
+    return create(arch, config, 0, 0, ret);
+}
+
+mt_status model_create_excerpt(const mt_arch *arch, const mt_config *config, int32_t unit,
+                               int32_t copies, model **ret)
+{
+    return create(arch, config, unit, copies > 0 ? copies : 1, ret);
 }
 
 void model_destroy(model *m)
@@ -362,16 +402,19 @@ bool model_ignores(const model *m, const char *name)
     return false;
 }
 
+double model_tpl_train_flops_per_token(const tpl *t, double context)
+{
+    /* Keys that a query sees on average: (n + 1) / 2, less where a window cuts them off. */
+    double pairs = (context + 1) / 2, w = (double)t->attn_window;
+    if (w > 0 && context > w)
+        pairs = (w * (w + 1) / 2 + (context - w) * w) / context;
+    return 3 * (t->gemm_flops_per_token + t->attn_flops_per_pair * pairs);
+}
+
 double model_train_flops_per_token(const model *m, double context)
 {
     double flops = 0;
-    for (int32_t u = 0; u < m->n_units; u++) {
-        const tpl *t = m->units[u].t;
-        /* Keys that a query sees on average: (n + 1) / 2, less where a window cuts them off. */
-        double pairs = (context + 1) / 2, w = (double)t->attn_window;
-        if (w > 0 && context > w)
-            pairs = (w * (w + 1) / 2 + (context - w) * w) / context;
-        flops += 3 * (t->gemm_flops_per_token + t->attn_flops_per_pair * pairs);
-    }
+    for (int32_t u = 0; u < m->n_units; u++)
+        flops += model_tpl_train_flops_per_token(m->units[u].t, context);
     return flops;
 }

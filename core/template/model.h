@@ -48,6 +48,11 @@ typedef struct model {
 
 /* Calls arch->configure and builds all templates. `config` must outlive the model. [main] */
 mt_status model_create(const mt_arch *arch, const mt_config *config, model **ret);
+/* The same with the first unit, `copies` of unit `unit` one after the other, and the last unit
+ * only: one kind of layer without the rest of a large model. Of the last unit there is always one.
+ * [main] */
+mt_status model_create_excerpt(const mt_arch *arch, const mt_config *config, int32_t unit,
+                               int32_t copies, model **ret);
 void model_destroy(model *m); /* accepts NULL */
 
 /* Index of a parameter by its full name, -1 when there is none. */
@@ -59,5 +64,7 @@ bool model_ignores(const model *m, const char *name);
 /* FLOPs of training one token (forward + backward, causal counted as causal, no recompute), when
  * documents are `context` tokens long. GEMMs count 6 per weight. */
 double model_train_flops_per_token(const model *m, double context);
+/* The same of one template. [pure] */
+double model_tpl_train_flops_per_token(const tpl *t, double context);
 
 #endif

@@ -61,6 +61,50 @@ expect 1 'precision' -- "${small[@]}" precision=fp8
 expect 1 "unknown key 'bet1'" -- "${small[@]}" optimizer.bet1=0.9
 expect 1 'no/such/folder/x: cannot write' -- "${small[@]}" --tokens 64 --json no/such/folder/x
 expect 1 'no/such/folder/x: cannot write the trace' -- "${small[@]}" --tokens 64 --trace no/such/folder/x
+
+# ---- units ---------------------------------------------------------------------------------------
+
+cat >moe.yaml <<'END'
+model_type: mixtral
+vocab_size: 300
+hidden_size: 32
+intermediate_size: 48
+num_hidden_layers: 3
+num_attention_heads: 4
+num_key_value_heads: 2
+num_local_experts: 8
+num_experts_per_tok: 2
+sliding_window: null
+max_position_embeddings: 128
+END
+unit=(bench unit moe.yaml device=cpu --document 64 --steps 2)
+expect 0 '3 like block.0, 40,256 parameters' '1 like head, 9,632 parameters' 'keep' 'is hidden from' \
+    -- "${unit[@]}" --tokens 128,300 --json bench.json
+check 'two kinds' test "$(grep -c '"kind":' bench.json)" = 2
+check 'of two sizes' test "$(grep -c '"tokens":' bench.json)" = 4
+for key in parameters gemm_flops_per_second gemm_flops_per_token weight_bytes gradient_bytes \
+    hidden_from_tokens forward_seconds backward_seconds copy_in_seconds copy_out_seconds active_flops \
+    active_flops_per_second seconds_at_gemm_rate; do
+    positive $key
+done
+# Of 8 experts 2 work: 3 matrices of 32 x 48 each, beside attention and router.
+check 'only experts at work count' test "$(number gemm_flops_per_token)" = \
+    "$((2 * (2 * 3 * 32 * 48 + 3072 + 8 * 32))).0"
+expect 0 '3 like block.0' 'input' -- "${unit[@]}" --tokens 128 --unit block memory.activations=input \
+    train.micro_batch_size=1 memory.gradient_dtype=bf16 --json bench.json
+check 'one kind' test "$(grep -c '"kind":' bench.json)" = 1
+check 'gradients of half the size' test "$(number gradient_bytes)" = \
+    "$(awk "BEGIN { printf \"%.1f\", $(number weight_bytes) / 2 }")"
+expect 0 '3 like block.2' -- "${unit[@]}" --tokens 64 --unit block.2
+expect 1 '64  refused: the run does not fit' 'no size fits' -- "${unit[@]}" --tokens 64 memory.host=1KiB
+expect 1 "--unit 'bloc' is neither" 'kinds: block, head' -- "${unit[@]}" --unit bloc
+expect 1 "--unit 'embed' is neither" -- "${unit[@]}" --unit embed
+expect 2 "'memory.groups' has no effect" -- "${unit[@]}" memory.groups=2
+expect 2 "'optimizer.name' has no effect" -- "${unit[@]}" optimizer.name=adamw
+expect 2 'which model?' -- bench unit
+expect 2 '--steps must be' -- "${unit[@]}" --steps 0
+expect 1 'no/such/folder/x: cannot write' -- "${unit[@]}" --tokens 64 --json no/such/folder/x
+
 # ---- hardware ------------------------------------------------------------------------------------
 
 expect 0 'copies between host and device' 'GEMM' 'attention' 'Gparam/s' 'disk, read' 'profile  here.yaml' \
