@@ -243,7 +243,7 @@ bool node_integer(const node *n, int64_t *ret)
     return false;
 }
 
-mt_status node_read_file(const char *path, char **ret, size_t *ret_n)
+mt_status config_read_file(const char *path, char **ret, size_t *ret_n)
 {
     mt_status s = MT_OK;
     char *text = NULL;
@@ -407,6 +407,13 @@ mt_status config_wrong(const mt_config *pub, const char *key, const node *n, con
     return status_set(MT_ERR_INVALID, "%s: '%s' must be %s, found %s",
                       node_place(n->mark, place, sizeof place), path, expected,
                       node_describe(n, found, sizeof found));
+}
+
+mt_status config_blame(const mt_config *c, const char *key)
+{
+    char text[1024];
+    snprintf(text, sizeof text, "%s", status_text());
+    return c->reject(c, key, "cannot be had: %s", text);
 }
 
 /* The value at `key`, or NULL with the error text of an absent one. */

@@ -17,6 +17,9 @@ mt_status config_read_json(const char *path, config **ret);
 mt_status config_parse_yaml(const char *text, size_t n, const char *label, config **ret);
 void config_destroy(config *c); /* accepts NULL */
 
+/* Reads a whole file into memory that the caller frees; a NUL byte follows the content. */
+mt_status config_read_file(const char *path, char **ret, size_t *ret_n);
+
 /* Applies a command-line override "a.b.c=value" (value is YAML, so lists and maps work). Messages
  * about it name the argument in place of the file. */
 mt_status config_override(config *c, const char *assignment);
@@ -28,6 +31,11 @@ const mt_config *config_section(config *c, const char *path);
 /* A size in bytes at `key` of a section: a whole number, or a string with a unit (`24GiB`, `512MB`;
  * KiB to TiB are powers of 1024, KB to TB of 1000). Errors as the getters of mt_config. */
 mt_status config_bytes(const mt_config *c, const char *key, int64_t *ret);
+
+/* Puts the place of `key` in front of the present error text, so that the user finds what to
+ * change.
+ */
+mt_status config_blame(const mt_config *c, const char *key);
 
 /* Keys of the map at `path`, in file order; NULL past the end. */
 const char *config_key(const config *c, const char *path, int64_t index);

@@ -93,7 +93,7 @@ mt_status config_read_json(const char *path, config **ret)
     config *c = config_new(path, &mark);
     if (!c)
         return MT_ERR_NOMEM;
-    s = node_read_file(path, &text, &n);
+    s = config_read_file(path, &text, &n);
     if (s != MT_OK)
         goto out;
     json = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);

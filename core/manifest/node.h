@@ -85,9 +85,6 @@ const char *node_place(node_mark mark, char *buffer, size_t size);
 mt_status yaml_parse(config *c, const char *text, size_t n, const char *label, bool marks,
                      node **ret);
 
-/* Reads a whole file into memory that the caller frees; a NUL byte follows the content. */
-mt_status node_read_file(const char *path, char **ret, size_t *ret_n);
-
 /* An empty config with a copy of the label, and its root's mark. */
 config *config_new(const char *label, node_mark *ret_mark);
 

@@ -310,44 +310,54 @@ static bool exists(const char *path)
     return stat(path, &st) == 0;
 }
 
-/* The model's path, absolute. */
-static mt_status resolve_model(const reader *in)
+/* Makes the path at `key`, which `ret` holds as it was written, absolute. */
+static mt_status resolve_path(const reader *in, const mt_config *section, const char *key,
+                              const char **ret)
+{
+    const char *given = *ret, *manifest = in->run->path;
+    arena *a = &in->run->config->arena;
+    node *n = config_node(section, key);
+    const char *slash = strrchr(manifest, '/');
+    const char *beside =
+        slash ? arena_printf(a, "%.*s/%s", (int)(slash - manifest), manifest, given) : given;
+    if (!beside)
+        return MT_ERR_NOMEM;
+    bool from_argument = n->mark.line == 0;
+    const char *first = from_argument || *given == '/' ? given : beside;
+    const char *second = from_argument ? beside : given;
+    const char *path = exists(first) ? first : exists(second) ? second : NULL;
+    if (!path && strcmp(first, second) == 0)
+        return section->reject(section, key, "names '%s', which does not exist", given);
+    if (!path)
+        return section->reject(section, key,
+                               "names '%s', which does not exist: neither %s nor %s (below the "
+                               "working directory) is there",
+                               given, first, second);
+    char *absolute = realpath(path, NULL);
+    if (!absolute)
+        return section->reject(section, key, "names %s, which cannot be reached", path);
+    given = arena_strdup(a, absolute);
+    free(absolute);
+    if (!given)
+        return MT_ERR_NOMEM;
+    n->text = given;
+    n->plain = false;
+    *ret = given;
+    return MT_OK;
+}
+
+static mt_status resolve_paths(const reader *in)
 {
     run_manifest *r = in->run;
-    arena *a = &r->config->arena;
-    if (!r->model) {
+    if (!r->model)
         return status_set(MT_ERR_INVALID,
                           "%s: key 'model' is missing; expected a Hugging Face folder or a model "
                           "manifest",
                           r->path);
-    }
-    node *n = config_node(in->root, "model");
-    const char *slash = strrchr(r->path, '/');
-    const char *beside =
-        slash ? arena_printf(a, "%.*s/%s", (int)(slash - r->path), r->path, r->model) : r->model;
-    if (!beside)
-        return MT_ERR_NOMEM;
-    bool from_argument = n->mark.line == 0;
-    const char *first = from_argument || *r->model == '/' ? r->model : beside;
-    const char *second = from_argument ? beside : r->model;
-    const char *path = exists(first) ? first : exists(second) ? second : NULL;
-    if (!path && strcmp(first, second) == 0)
-        return in->root->reject(in->root, "model", "names '%s', which does not exist", r->model);
-    if (!path)
-        return in->root->reject(in->root, "model",
-                                "names '%s', which does not exist: neither %s nor %s (below the "
-                                "working directory) is there",
-                                r->model, first, second);
-    char *absolute = realpath(path, NULL);
-    if (!absolute)
-        return in->root->reject(in->root, "model", "names %s, which cannot be reached", path);
-    r->model = arena_strdup(a, absolute);
-    free(absolute);
-    if (!r->model)
-        return MT_ERR_NOMEM;
-    n->text = r->model;
-    n->plain = false;
-    return MT_OK;
+    mt_status s = resolve_path(in, in->root, "model", &r->model);
+    if (s == MT_OK && strcmp(r->tokenizer, "auto") != 0)
+        s = resolve_path(in, in->data, "tokenizer", &r->tokenizer);
+    return s;
 }
 
 /* runs/NAME for .../NAME.yaml; becomes part of the effective manifest. */
@@ -498,7 +508,7 @@ static mt_status read_config(config *c, char *const *overrides, int n_overrides,
     if (s == MT_OK)
         s = read_values(r);
     if (s == MT_OK)
-        s = resolve_model(&in);
+        s = resolve_paths(&in);
     if (s == MT_OK && !r->output_dir)
         s = default_output_dir(r);
     if (s == MT_OK)

@@ -34,7 +34,9 @@ typedef struct run_manifest {
     bool from_scratch;      /* init: random (default for a model manifest) or pretrained (for a HF
                                folder) */
     /* data */
-    const char *loader; /* "text" */
+    const char *loader;      /* "auto", or the name of a plugin */
+    const char *tokenizer;   /* "auto", or an existing path */
+    const char *chat_format; /* "auto", "none", or a name */
     int64_t max_seq_len;
     bool packing;
     /* train */
@@ -72,9 +74,9 @@ typedef struct run_manifest {
     const char *resume_from_checkpoint; /* "auto" (default), "none", or a path */
 } run_manifest;
 
-/* Paths: a relative `model` is looked for in the manifest's folder, then in the working directory
- * (an override: the other way round). It is stored absolute, so that the effective manifest that a
- * run folder keeps means the same wherever it is read.
+/* Paths: a relative `model` or `data.tokenizer` is looked for in the manifest's folder, then in the
+ * working directory (an override: the other way round). It is stored absolute, so that the
+ * effective manifest that a run folder keeps means the same wherever it is read.
  *
  * Reads FILE, applies the overrides, checks every key outside `data` and `optimizer`; those two are
  * checked by run_check_plugins once the plugins have read theirs. [main] */

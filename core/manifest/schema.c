@@ -39,8 +39,15 @@ static const run_key keys[] = {
     { "", "output_dir", RUN_KEY_STRING, FIELD(output_dir),
       .doc = "Folder of the run, below the working directory. Default: runs/NAME for NAME.yaml." },
 
-    { "data", "loader", RUN_KEY_STRING, MT_DEFAULT_LOADER, FIELD(loader),
-      .doc = "Data format, as a loader plugin provides it; the section's other keys are its own." },
+    { "data", "loader", RUN_KEY_STRING, "auto", FIELD(loader),
+      .doc = "A loader plugin, whose own keys the section's others are; auto: by the first file's "
+             "name and the model's tokenizer." },
+    { "data", "tokenizer", RUN_KEY_STRING, "auto", FIELD(tokenizer),
+      .doc = "A folder or file with a tokenizer; auto: the one in the model's folder, bytes for a "
+             "vocabulary of 256." },
+    { "data", "chat_format", RUN_KEY_STRING, "auto", FIELD(chat_format),
+      .doc = "How conversations become tokens; auto: as the model's folder or manifest says; "
+             "none." },
     { "data", "max_seq_len", RUN_KEY_INT, "1024", RANGE(2, 1 << 30), FIELD(max_seq_len),
       .doc = "Tokens of a sequence; longer documents are cut." },
     { "data", "packing", RUN_KEY_BOOL, "true", FIELD(packing),

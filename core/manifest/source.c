@@ -136,15 +136,10 @@ void model_source_close(model_source *s)
 }
 
 /* Facts for other programs that an architecture has no use for, allowed in model manifests too. */
-static const char *const facts[] = { "architectures",
-                                     "dtype",
-                                     "torch_dtype",
-                                     "bos_token_id",
-                                     "eos_token_id",
-                                     "pad_token_id",
-                                     "use_cache",
-                                     "transformers_version",
-                                     NULL };
+static const char *const facts[] = {
+    "architectures", "dtype",       "torch_dtype", "bos_token_id",         "eos_token_id",
+    "pad_token_id",  "chat_format", "use_cache",   "transformers_version", NULL
+};
 
 mt_status model_source_check_keys(const model_source *s)
 {

@@ -316,7 +316,7 @@ mt_status config_read_yaml(const char *path, config **ret)
 {
     char *text;
     size_t n;
-    mt_status s = node_read_file(path, &text, &n);
+    mt_status s = config_read_file(path, &text, &n);
     if (s != MT_OK)
         return s;
     s = config_parse_yaml(text, n, path, ret);

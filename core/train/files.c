@@ -12,6 +12,7 @@
 #include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,6 +22,20 @@ static mt_status io_fail(const char *path, const char *doing)
     bool full = e == ENOSPC || e == EDQUOT || e == EFBIG;
     return status_set(MT_ERR_IO, "%s: cannot %s: %s%s", path, doing, strerror(e),
                       full ? "; free some space or choose another folder" : "");
+}
+
+mt_status files_cache_path(const char *below, char *ret, size_t size)
+{
+    const char *cache = secure_getenv("XDG_CACHE_HOME"), *home = secure_getenv("HOME");
+    int n = 0;
+    if (cache && *cache == '/')
+        n = snprintf(ret, size, "%s/megatrain/%s", cache, below);
+    else if (home && *home == '/')
+        n = snprintf(ret, size, "%s/.cache/megatrain/%s", home, below);
+    if (n <= 0 || (size_t)n >= size)
+        return status_set(MT_ERR_NOT_FOUND, "there is no folder for caches: set XDG_CACHE_HOME or "
+                                            "HOME to an absolute path");
+    return MT_OK;
 }
 
 mt_status files_make_folders(const char *path)

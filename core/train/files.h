@@ -23,6 +23,11 @@ mt_status files_write(const char *path, const char *text, size_t n);
 /* Copies a file to a new one and flushes that. */
 mt_status files_copy(const char *from, const char *to);
 
+/* Path of `below` in the user's folder for what is costly to make again, $XDG_CACHE_HOME/megatrain
+ * or ~/.cache/megatrain; nothing is made. MT_ERR_NOT_FOUND when the environment names no such
+ * folder. */
+mt_status files_cache_path(const char *below, char *ret, size_t size);
+
 /* Is there a regular file / a folder of this name? */
 bool files_is_file(const char *path);
 bool files_is_folder(const char *path);

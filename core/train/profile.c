@@ -398,20 +398,14 @@ mt_status profile_read(const char *path, hardware *ret)
 
 mt_status profile_cache_path(const char *kind, char ret[PROFILE_PATH])
 {
-    const char *cache = secure_getenv("XDG_CACHE_HOME"), *home = secure_getenv("HOME");
-    char host[128] = "unknown";
-    int n = 0;
+    char host[128] = "unknown", name[256];
     if (gethostname(host, sizeof host - 1) != 0 || strchr(host, '/'))
         snprintf(host, sizeof host, "unknown");
-    if (cache && *cache == '/')
-        n = snprintf(ret, PROFILE_PATH, "%s/megatrain/profile-%s-%s.yaml", cache, host, kind);
-    else if (home && *home == '/')
-        n = snprintf(ret, PROFILE_PATH, "%s/.cache/megatrain/profile-%s-%s.yaml", home, host, kind);
-    if (n <= 0 || n >= PROFILE_PATH)
-        return status_set(MT_ERR_NOT_FOUND,
-                          "there is no folder to keep the profile in: set XDG_CACHE_HOME or HOME "
-                          "to an absolute path, or write it elsewhere with -o FILE");
-    return MT_OK;
+    snprintf(name, sizeof name, "profile-%s-%s.yaml", host, kind);
+    mt_status st = files_cache_path(name, ret, PROFILE_PATH);
+    return st == MT_OK
+               ? st
+               : status_set(st, "%s, or write the profile elsewhere with -o FILE", status_text());
 }
 
 mt_status profile_check(const hardware *h, const char *kind, const mt_device_info *device)

@@ -13,14 +13,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Puts the place of `key` in front of the present text, so that the user finds what to change. */
-static mt_status blame(const mt_config *c, const char *key)
-{
-    char text[1024];
-    snprintf(text, sizeof text, "%s", status_text());
-    return c->reject(c, key, "cannot be had: %s", text);
-}
-
 /* ---- device ---------------------------------------------------------------------------------- */
 
 static mt_status find_backend(const char *kind, const mt_backend **ret)
@@ -117,7 +109,7 @@ mt_status session_open_model(session *s, const char *path)
     const void *table = NULL;
     st = registry_find(PLUGIN_ARCH, s->source.model_type, MT_ARCH_INTERFACE, &table, NULL);
     if (st != MT_OK)
-        return blame(s->source.hyper, "model_type");
+        return config_blame(s->source.hyper, "model_type");
     s->arch = table;
     st = model_create(s->arch, s->source.hyper, &s->model);
     return st == MT_OK ? model_source_check_keys(&s->source) : st;
@@ -128,100 +120,13 @@ mt_status session_open_optim(session *s, const run_manifest *run)
     const void *table = NULL;
     mt_status st = registry_find(PLUGIN_OPTIM, run->optimizer, MT_OPTIM_INTERFACE, &table, NULL);
     if (st != MT_OK)
-        return blame(config_section(run->config, "optimizer"), "name");
+        return config_blame(config_section(run->config, "optimizer"), "name");
     s->optim = table;
     st = s->optim->create(config_section(run->config, "optimizer"), &s->optim_state);
     if (st != MT_OK)
         return st;
     s->n_states = s->optim->state_specs(s->optim_state, s->states);
     return MT_OK;
-}
-
-/* ---- data ------------------------------------------------------------------------------------ */
-
-static mt_status open_stream(const session *s, const run_manifest *run, mt_split split, void **ret)
-{
-    const mt_data_request request = { .struct_size = sizeof request,
-                                      .split = split,
-                                      .config = config_section(run->config, "data"),
-                                      .max_seq_len = run->max_seq_len,
-                                      .seed = (uint64_t)run->seed,
-                                      .rank = 0,
-                                      .world = 1 };
-    return s->data->open(&request, ret);
-}
-
-/* Takes the stream over, also when it fails. */
-static mt_status open_source(const session *s, const run_manifest *run, void *stream,
-                             data_source **ret)
-{
-    const data_options options = { .micro_tokens = run->micro_batch_size * run->max_seq_len,
-                                   .micro_batches = run->gradient_accumulation_steps,
-                                   .packing = run->packing,
-                                   .prefetch = true };
-    return data_open(s->data, stream, &options, ret);
-}
-
-static mt_status check_stream(const session *s, const run_manifest *run, const void *stream)
-{
-    int64_t vocab = s->data->vocab_size(stream);
-    if (vocab > s->model->vocab) {
-        const mt_config *c = config_section(run->config, "");
-        return c->reject(
-            c, "model",
-            "the model has a vocabulary of %lld tokens, but the data needs %lld; use a "
-            "model with vocab_size: %lld or another loader",
-            (long long)s->model->vocab, (long long)vocab, (long long)vocab);
-    }
-    return MT_OK;
-}
-
-mt_status session_open_data(session *s, const run_manifest *run)
-{
-    if (s->model->max_positions > 0 && run->max_seq_len > s->model->max_positions) {
-        const mt_config *c = config_section(run->config, "data");
-        return c->reject(c, "max_seq_len",
-                         "of %lld tokens is more than the model's max_position_embeddings, %lld; "
-                         "lower it, or raise the other in the model",
-                         (long long)run->max_seq_len, (long long)s->model->max_positions);
-    }
-
-    const void *table = NULL;
-    mt_status st = registry_find(PLUGIN_LOADER, run->loader, MT_DATA_INTERFACE, &table, NULL);
-    if (st != MT_OK)
-        return blame(config_section(run->config, "data"), "loader");
-    s->data = table;
-
-    /* Opened even when no evaluation is due, so that its keys are read and its files are found
-     * missing now rather than after a night of training. */
-    void *stream = NULL;
-    st = open_stream(s, run, MT_SPLIT_VALIDATION, &stream);
-    if (st != MT_OK)
-        return st;
-    int64_t tokens = 0;
-    s->data->size(stream, &s->validation_documents, &tokens);
-    st = check_stream(s, run, stream);
-    s->data->close(stream);
-    if (st != MT_OK)
-        return st;
-
-    st = open_stream(s, run, MT_SPLIT_TRAIN, &stream);
-    if (st != MT_OK)
-        return st;
-    s->data->size(stream, &s->epoch_documents, &s->epoch_tokens);
-    st = check_stream(s, run, stream);
-    if (st != MT_OK) {
-        s->data->close(stream);
-        return st;
-    }
-    return open_source(s, run, stream, &s->train);
-}
-
-mt_status session_open_validation(const session *s, const run_manifest *run, data_source **ret)
-{
-    void *stream = NULL;
-    mt_status st = open_stream(s, run, MT_SPLIT_VALIDATION, &stream);
-    return st == MT_OK ? open_source(s, run, stream, ret) : st;
 }
 
 /* ---- plan, store, engine --------------------------------------------------------------------- */
@@ -323,15 +228,27 @@ mt_status session_make_generation_plan(session *s, int64_t prompt, int64_t conte
     return make_plan(s, &request);
 }
 
+static mt_status open_tokenizer(session *s, const run_manifest *run)
+{
+    mt_status st = session_open_tokenizer(s, run->tokenizer, run->chat_format);
+    if (st == MT_OK)
+        return MT_OK;
+    bool by_tokenizer = !s->tokenizer && strcmp(run->tokenizer, "auto") != 0;
+    return config_blame(config_section(run->config, "data"),
+                        by_tokenizer ? "tokenizer" : "chat_format");
+}
+
 mt_status session_open_run(session *s, run_manifest *run, bool training)
 {
     mt_status st = session_open_device(s, run->device, run->precision, run->threads);
     if (st != MT_OK)
-        return blame(config_section(run->config, ""), s->device ? "precision" : "device");
+        return config_blame(config_section(run->config, ""), s->device ? "precision" : "device");
     st = session_open_model(s, run->model);
     /* Opened for evaluation as well: it is the optimizer that knows its keys. */
     if (st == MT_OK)
         st = session_open_optim(s, run);
+    if (st == MT_OK)
+        st = open_tokenizer(s, run);
     if (st == MT_OK)
         st = session_open_data(s, run);
     if (st == MT_OK)
@@ -414,6 +331,7 @@ void session_close(session *s)
     store_destroy(s->store);
     plan_destroy(s->plan);
     data_close(s->train);
+    session_close_tokenizer(s);
     if (s->optim)
         s->optim->destroy(s->optim_state);
     model_destroy(s->model);

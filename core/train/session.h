@@ -15,6 +15,8 @@
 /* The format of weights and checkpoints. */
 #define SESSION_FORMAT "safetensors"
 
+enum { SESSION_PATH = 4096 };
+
 typedef struct session {
     /* session_use_profile: owned; `info` below is then the device of the profile, which a backend
      * of this machine stands in for */
@@ -34,8 +36,17 @@ typedef struct session {
     void *optim_state;
     uint32_t n_states;
     mt_state_spec states[MT_OPTIM_MAX_STATES];
+    /* session_open_tokenizer: NULL where the model has none */
+    const mt_tokenizer *tokenizer;
+    void *tokens;
+    char tokenizer_path[SESSION_PATH]; /* "": built in */
+    const mt_chat *chat;
+    void *conversation;
+    char chat_format[32];
     /* session_open_data */
+    const char *loader; /* name of the plugin */
     const mt_data *data;
+    char cache_folder[SESSION_PATH]; /* "": none */
     data_source *train;
     int64_t epoch_documents, epoch_tokens; /* training: in one epoch; tokens are target tokens */
     int64_t validation_documents;          /* 0: the data has no validation split */
@@ -74,8 +85,15 @@ mt_status session_open_model(session *s, const char *path);
 
 mt_status session_open_optim(session *s, const run_manifest *run);
 
+/* `tokenizer` is a folder or file, or "auto": the one in the model's folder, where a plugin can
+ * read it, the bytes themselves for a vocabulary of 256, else none. `chat_format` is a name,
+ * "none", or "auto": the one that the model names (chat_format) or whose template stands beside the
+ * tokenizer, else none. Needs the model. */
+mt_status session_open_tokenizer(session *s, const char *tokenizer, const char *chat_format);
+void session_close_tokenizer(session *s); /* accepts a session without */
+
 /* Opens the training stream and looks at the validation split; checks the data against the model.
- * Needs the model. */
+ * Needs the model, and the tokenizer where there is one. */
 mt_status session_open_data(session *s, const run_manifest *run);
 
 /* All of the above for a run, then its plan: what train, plan and eval begin with. Checks that

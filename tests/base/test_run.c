@@ -59,7 +59,7 @@ static void test_defaults(void)
     CHECK(strcmp(r->device, "auto") == 0 && strcmp(r->precision, "auto") == 0);
     CHECK(r->threads == 0 && r->seed == 42 && r->from_scratch && r->packing);
     CHECK(strcmp(r->output_dir, "runs/run") == 0, "%s", r->output_dir);
-    CHECK(strcmp(r->loader, "text") == 0 && strcmp(r->optimizer, "adamw") == 0);
+    CHECK(strcmp(r->loader, "auto") == 0 && strcmp(r->optimizer, "adamw") == 0);
     CHECK(r->max_seq_len == 1024 && r->max_steps == 0 && r->num_train_epochs == 1);
     CHECK(r->micro_batch_size == 1 && r->gradient_accumulation_steps == 1);
     CHECK(r->learning_rate == 1e-4 && r->lr_scheduler_type == RUN_COSINE && r->max_grad_norm == 1);

@@ -76,6 +76,11 @@ expect 1 'bad.yaml:7:' 'empty.txt' 'is empty' -- train bad.yaml output_dir=new
 with 's/max_seq_len: 64/max_seq_len: 64\n  validation_split: 0/'
 expect 1 'bad.yaml:' 'eval_steps' 'there is no validation data' -- train bad.yaml output_dir=new
 
+expect 1 "'data.tokenizer' names 'nowhere', which does not exist" \
+    -- train run.yaml output_dir=new data.tokenizer=nowhere
+expect 1 "'data.tokenizer' cannot be had" 'no plugin reads a tokenizer from it' \
+    -- train run.yaml output_dir=new data.tokenizer=text.txt
+
 # ---- plugins ---------------------------------------------------------------------------------------
 
 sed 's/model_type: llama/model_type: lama/' model.yaml >lama.yaml

@@ -78,7 +78,7 @@ write_model model.yaml
 write_run run.yaml
 expect 0 'saved' -- train run.yaml train.max_steps=1 train.warmup_steps=0 checkpoint.save_steps=1 train.eval_steps=0
 cp -r run/checkpoints/step-000001 start
-echo '{"file": "tokenizer"}' >start/tokenizer.json
+cp "$source_root/tests/cli/bytes-tokenizer.json" start/tokenizer.json
 expect 0 'saved' -- train run.yaml model=start output_dir=second train.max_steps=1 train.warmup_steps=0 train.eval_steps=0
 check 'checkpoints carry the tokenizer' cmp start/tokenizer.json second/checkpoints/step-000001/tokenizer.json
 expect 0 'exported to trained' -- export second -o trained --dtype fp32

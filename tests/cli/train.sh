@@ -45,6 +45,11 @@ check 'one thread gives the same bits' same_checkpoint run/checkpoints/step-0000
 check 'a trace' grep -q traceEvents trace.json
 rm -rf other
 
+expect 0 'finished' -- train run.yaml output_dir=other data.loader=auto
+check 'text for a model of bytes is read by the loader of bytes' \
+    same_checkpoint run/checkpoints/step-000012 other/checkpoints/step-000012
+rm -rf other
+
 # ---- 2N = N + N ---------------------------------------------------------------------------------
 
 expect 0 'finished: step 7 of 7' -- train run.yaml output_dir=halves train.max_steps=7

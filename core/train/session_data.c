@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a session reads text with: tokenizer, chat format, and the streams of its data.
+ */
+#include "session.h"
+
+#include "../../plugins/host/registry.h"
+#include "../base/log.h"
+#include "../base/status.h"
+#include "files.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Vocabulary of the byte tokenizer, which a model of this size has when it brings no other. */
+enum { BYTE_VOCAB = 256 };
+
+/* ---- tokenizer ------------------------------------------------------------------------------- */
+
+/* The first tokenizer plugin that can read `path`; NULL when there is none. */
+static const mt_tokenizer *probe_tokenizers(const char *path)
+{
+    for (int32_t i = 0; i < registry_count(); i++) {
+        const plugin_record *r = registry_get(i);
+        const void *table = NULL;
+        if (r->kind == PLUGIN_LOADER &&
+            registry_find(PLUGIN_LOADER, r->provides[0], MT_TOKENIZER_INTERFACE, &table, NULL) ==
+                MT_OK &&
+            ((const mt_tokenizer *)table)->probe(path))
+            return table;
+    }
+    return NULL;
+}
+
+static mt_status read_tokenizer(session *s, const mt_tokenizer *tokenizer, const char *path)
+{
+    size_t n = strlen(path);
+    if (n >= sizeof s->tokenizer_path)
+        return status_set(MT_ERR_INVALID, "the path of the tokenizer is too long: %.60s...", path);
+    mt_status st = tokenizer->open(path, &s->tokens);
+    if (st != MT_OK)
+        return st;
+    s->tokenizer = tokenizer;
+    memcpy(s->tokenizer_path, path, n + 1);
+    return MT_OK;
+}
+
+static mt_status open_bytes(session *s)
+{
+    const void *table = NULL;
+    mt_status st =
+        registry_find(PLUGIN_LOADER, MT_BYTE_TOKENIZER, MT_TOKENIZER_INTERFACE, &table, NULL);
+    if (st == MT_OK)
+        st = ((const mt_tokenizer *)table)->open(NULL, &s->tokens);
+    if (st == MT_OK)
+        s->tokenizer = table;
+    return st;
+}
+
+static mt_status open_tokenizer(session *s, const char *path)
+{
+    bool automatic = strcmp(path, "auto") == 0;
+    const char *from = automatic ? s->source.weights : path;
+    const mt_tokenizer *tokenizer = from ? probe_tokenizers(from) : NULL;
+    if (tokenizer)
+        return read_tokenizer(s, tokenizer, from);
+    if (!automatic)
+        return status_set(MT_ERR_NOT_FOUND,
+                          "%s: no plugin reads a tokenizer from it; expected a tokenizer.json or a "
+                          "folder that has one",
+                          path);
+    return s->model->vocab == BYTE_VOCAB ? open_bytes(s) : MT_OK;
+}
+
+/* ---- chat format ----------------------------------------------------------------------------- */
+
+/* The template of `root`, the tree of tokenizer_config.json or chat_template.json: a string, or a
+ * list of named ones of which "default" counts. NULL: it has none. */
+static const char *template_of(const json_t *root)
+{
+    const json_t *t = json_object_get(root, "chat_template"), *item;
+    size_t i;
+    json_array_foreach(t, i, item)
+    {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        if (name && strcmp(name, "default") == 0)
+            return json_string_value(json_object_get(item, "template"));
+    }
+    return json_string_value(t);
+}
+
+/* The format that the template in `file` is known to be. False: there is no template in it. */
+static bool identify_file(const mt_chat *chat, const char *file, bool jinja, const char **ret)
+{
+    char *text = NULL;
+    size_t n = 0;
+    json_t *root = NULL;
+    const char *template = NULL;
+    if (jinja && config_read_file(file, &text, &n) == MT_OK)
+        template = text;
+    else if (!jinja && (root = json_load_file(file, JSON_ALLOW_NUL, NULL)))
+        template = template_of(root);
+    if (template)
+        *ret = chat->identify(template, (int64_t)strlen(template));
+    bool found = template != NULL;
+    json_decref(root);
+    free(text);
+    return found;
+}
+
+/* The format of the chat template beside the tokenizer, NULL when there is none or no known one.
+ * Where several stand, the file of its own counts, as in other programs. */
+static const char *identify(const session *s, const mt_chat *chat)
+{
+    static const char *const names[] = { "chat_template.jinja", "chat_template.json",
+                                         "tokenizer_config.json" };
+    const char *format = NULL;
+    bool found = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names && !found; i++) {
+        char file[SESSION_PATH + 32];
+        size_t n = strlen(s->tokenizer_path);
+        if (!files_is_folder(s->tokenizer_path)) /* the file's own folder */
+            while (n > 0 && s->tokenizer_path[n - 1] != '/')
+                n--;
+        snprintf(file, sizeof file, "%.*s%s%s", (int)n, s->tokenizer_path,
+                 n > 0 && s->tokenizer_path[n - 1] != '/' ? "/" : "", names[i]);
+        found = files_is_file(file) && identify_file(chat, file, i == 0, &format);
+    }
+    if (found && !format)
+        log_write(MT_LOG_INFO,
+                  "the chat template beside %s is none of the formats that are built in; name the "
+                  "one to use with data.chat_format",
+                  s->tokenizer_path);
+    return format;
+}
+
+static mt_status open_chat(session *s, const char *format)
+{
+    const void *table = NULL;
+    const mt_config *hyper = s->source.hyper;
+    bool automatic = strcmp(format, "auto") == 0;
+    if (strcmp(format, "none") == 0 || (automatic && !s->tokenizer))
+        return MT_OK;
+    if (automatic && hyper->has(hyper, "chat_format")) {
+        mt_status st = hyper->get_string(hyper, "chat_format", &format);
+        if (st != MT_OK)
+            return st;
+        automatic = false;
+    }
+    if (!s->tokenizer)
+        return status_set(MT_ERR_INVALID,
+                          "chat format '%s' needs a tokenizer, and the model brings none; name one "
+                          "with data.tokenizer",
+                          format);
+    mt_status st = registry_find(PLUGIN_LOADER, MT_CHAT_PLUGIN, MT_CHAT_INTERFACE, &table, NULL);
+    if (st != MT_OK)
+        return automatic ? MT_OK : st;
+    const mt_chat *chat = table;
+    if (automatic)
+        format = s->tokenizer_path[0] ? identify(s, chat) : NULL;
+    if (!format)
+        return MT_OK;
+    st = chat->open(format, s->tokenizer, s->tokens, &s->conversation);
+    if (st == MT_OK) {
+        s->chat = chat;
+        snprintf(s->chat_format, sizeof s->chat_format, "%s", format);
+    }
+    return st;
+}
+
+mt_status session_open_tokenizer(session *s, const char *tokenizer, const char *chat_format)
+{
+    mt_status st = open_tokenizer(s, tokenizer);
+    return st == MT_OK ? open_chat(s, chat_format) : st;
+}
+
+void session_close_tokenizer(session *s)
+{
+    if (s->chat)
+        s->chat->close(s->conversation);
+    if (s->tokenizer)
+        s->tokenizer->close(s->tokens);
+    s->chat = NULL;
+    s->tokenizer = NULL;
+}
+
+/* ---- data ------------------------------------------------------------------------------------ */
+
+static bool ends_in(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* What `loader: auto` is: by the name of the first file, and, for text, by what the model reads. */
+static const char *choose_loader(const session *s, const run_manifest *run)
+{
+    const mt_config *c = config_section(run->config, "data");
+    const char *first = "", *name = run->loader;
+    if (strcmp(name, "auto") != 0)
+        return name;
+    if (c->length(c, "files") > 0)
+        (void)c->get_string(c, "files.0", &first);
+    else if (c->has(c, "files"))
+        (void)c->get_string(c, "files", &first);
+    bool bytes = s->tokenizer ? !s->tokenizer_path[0] : s->model->vocab == BYTE_VOCAB;
+    if (ends_in(first, ".bin"))
+        return MT_TOKENS_LOADER;
+    if (ends_in(first, ".jsonl") || ends_in(first, ".json") || c->has(c, "datasets"))
+        return MT_RECORDS_LOADER;
+    return bytes ? MT_BYTES_LOADER : MT_RECORDS_LOADER;
+}
+
+static mt_status open_stream(const session *s, const run_manifest *run, mt_split split, void **ret)
+{
+    const mt_data_request request = { .struct_size = sizeof request,
+                                      .split = split,
+                                      .config = config_section(run->config, "data"),
+                                      .max_seq_len = run->max_seq_len,
+                                      .seed = (uint64_t)run->seed,
+                                      .rank = 0,
+                                      .world = 1,
+                                      .tokenizer = s->tokenizer,
+                                      .tokens = s->tokens,
+                                      .chat = s->chat,
+                                      .conversation = s->conversation,
+                                      .cache_folder = s->cache_folder[0] ? s->cache_folder : NULL };
+    return s->data->open(&request, ret);
+}
+
+/* Takes the stream over, also when it fails. */
+static mt_status open_source(const session *s, const run_manifest *run, void *stream,
+                             data_source **ret)
+{
+    const data_options options = { .micro_tokens = run->micro_batch_size * run->max_seq_len,
+                                   .micro_batches = run->gradient_accumulation_steps,
+                                   .packing = run->packing,
+                                   .prefetch = true };
+    return data_open(s->data, stream, &options, ret);
+}
+
+static mt_status check_stream(const session *s, const run_manifest *run, const void *stream)
+{
+    int64_t vocab = s->data->vocab_size(stream);
+    if (vocab > s->model->vocab) {
+        const mt_config *c = config_section(run->config, "");
+        return c->reject(
+            c, "model",
+            "the model has a vocabulary of %lld tokens, but the data needs %lld; use a "
+            "model with vocab_size: %lld or another loader",
+            (long long)s->model->vocab, (long long)vocab, (long long)vocab);
+    }
+    return MT_OK;
+}
+
+mt_status session_open_data(session *s, const run_manifest *run)
+{
+    if (s->model->max_positions > 0 && run->max_seq_len > s->model->max_positions) {
+        const mt_config *c = config_section(run->config, "data");
+        return c->reject(c, "max_seq_len",
+                         "of %lld tokens is more than the model's max_position_embeddings, %lld; "
+                         "lower it, or raise the other in the model",
+                         (long long)run->max_seq_len, (long long)s->model->max_positions);
+    }
+
+    const void *table = NULL;
+    s->loader = choose_loader(s, run);
+    mt_status st = registry_find(PLUGIN_LOADER, s->loader, MT_DATA_INTERFACE, &table, NULL);
+    if (st != MT_OK)
+        return config_blame(config_section(run->config, "data"), "loader");
+    s->data = table;
+    if (files_cache_path("data", s->cache_folder, sizeof s->cache_folder) != MT_OK)
+        s->cache_folder[0] = '\0';
+
+    /* Opened even when no evaluation is due, so that its keys are read and its files are found
+     * missing now rather than after a night of training. */
+    void *stream = NULL;
+    st = open_stream(s, run, MT_SPLIT_VALIDATION, &stream);
+    if (st != MT_OK)
+        return st;
+    int64_t tokens = 0;
+    s->data->size(stream, &s->validation_documents, &tokens);
+    st = check_stream(s, run, stream);
+    s->data->close(stream);
+    if (st != MT_OK)
+        return st;
+
+    st = open_stream(s, run, MT_SPLIT_TRAIN, &stream);
+    if (st != MT_OK)
+        return st;
+    s->data->size(stream, &s->epoch_documents, &s->epoch_tokens);
+    st = check_stream(s, run, stream);
+    if (st != MT_OK) {
+        s->data->close(stream);
+        return st;
+    }
+    return open_source(s, run, stream, &s->train);
+}
+
+mt_status session_open_validation(const session *s, const run_manifest *run, data_source **ret)
+{
+    void *stream = NULL;
+    mt_status st = open_stream(s, run, MT_SPLIT_VALIDATION, &stream);
+    return st == MT_OK ? open_source(s, run, stream, ret) : st;
+}
