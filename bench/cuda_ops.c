@@ -410,7 +410,8 @@ static void close_device(void)
 
 int main(int argc, char **argv)
 {
-    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR, host_error, host_log };
+    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR,
+                                  host_error,  host_log,     NULL };
     void *so = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
     void *symbol = so ? dlsym(so, MT_PLUGIN_ENTRY) : NULL;
     const mt_plugin *(*entry)(uint32_t, uint32_t) = NULL;

@@ -6,11 +6,8 @@
 #include "text.h"
 
 #include <math.h>
+#include <megatrain/order.h>
 #include <stdlib.h>
-
-/* Validation pieces are the tails of at most this many equal stretches of the corpus: enough to
- * be representative, few enough to stay contiguous. */
-enum { STRETCHES = 8 };
 
 typedef struct text_stream {
     text_corpus corpus;
@@ -26,63 +23,12 @@ typedef struct text_stream {
     int32_t *tokens; /* [inputs + 1] */
 } text_stream;
 
-/* ---- splits --------------------------------------------------------------------------------- */
-
-/* Stretch s of k covers pieces stretch_start(s) up to stretch_start(s + 1); its last
- * held_out(s + 1) - held_out(s) pieces are validation. */
-static int64_t share(int64_t total, int64_t s, int64_t k)
-{
-    return total * s / k;
-}
+/* ---- order ---------------------------------------------------------------------------------- */
 
 /* Piece `i` of the split, counted in corpus order, as a piece of the corpus. */
 static int64_t piece_of_split(const text_stream *t, int64_t i)
 {
-    int64_t all = t->corpus.n_pieces, held = t->held_out;
-    if (held == 0 || held == all)
-        return i;
-    int64_t k = held < STRETCHES ? held : STRETCHES;
-    for (int64_t s = 0; s < k; s++) {
-        int64_t end = share(all, s + 1, k);
-        int64_t start = share(all, s, k);
-        int64_t val = share(held, s + 1, k) - share(held, s, k);
-        int64_t here = t->split == MT_SPLIT_VALIDATION ? val : end - start - val;
-        if (i < here)
-            return t->split == MT_SPLIT_VALIDATION ? end - val + i : start + i;
-        i -= here;
-    }
-    return -1;
-}
-
-/* ---- order ---------------------------------------------------------------------------------- */
-
-static uint64_t mix(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-/* A permutation of 0..n-1: a Feistel network over the next power of four, walked until it lands
- * inside (at most four steps in the mean). It needs no table, whatever n is. */
-static int64_t permute(uint64_t key, int64_t n, int64_t i)
-{
-    int half = 1;
-    while (half < 31 && ((int64_t)1 << (2 * half)) < n)
-        half++;
-    uint64_t mask = ((uint64_t)1 << half) - 1;
-    uint64_t x = (uint64_t)i;
-    do {
-        uint64_t left = x >> half, right = x & mask;
-        for (uint64_t round = 0; round < 8; round++) {
-            uint64_t next = left ^ (mix(key ^ mix(round << 56 | right)) & mask);
-            left = right;
-            right = next;
-        }
-        x = left << half | right;
-    } while (x >= (uint64_t)n);
-    return (int64_t)x;
+    return mt_order_split(t->corpus.n_pieces, t->held_out, t->split == MT_SPLIT_VALIDATION, i);
 }
 
 /* Piece of the corpus at position `index` of this rank's epoch. */
@@ -90,7 +36,7 @@ static int64_t piece_at(const text_stream *t, int64_t epoch, int64_t index)
 {
     int64_t i = index * t->world + t->rank;
     if (t->split == MT_SPLIT_TRAIN)
-        i = permute(mix(mix(t->seed) + (uint64_t)epoch), t->pieces, i);
+        i = mt_order_permute(mt_order_key(t->seed, epoch), t->pieces, i);
     return piece_of_split(t, i);
 }
 
@@ -160,12 +106,9 @@ static mt_status choose_split(text_stream *t, const mt_config *c, double split)
     int64_t all = t->corpus.n_pieces;
     if (c->has(c, "validation_files")) {
         t->held_out = t->split == MT_SPLIT_VALIDATION ? all : 0;
-    } else if (split > 0 && all > 1) {
-        t->held_out = (int64_t)floor((double)all * split);
-        t->held_out = t->held_out < 1 ? 1 : t->held_out;
     } else {
-        t->held_out = 0;
-        if (split > 0 && t->split == MT_SPLIT_VALIDATION)
+        t->held_out = mt_order_held_out(all, split);
+        if (split > 0 && all < 2 && t->split == MT_SPLIT_VALIDATION)
             text_log(MT_LOG_WARNING,
                      "data: the text is shorter than max_seq_len and cannot be split; there is no "
                      "validation data (give validation_files)");
@@ -204,8 +147,7 @@ mt_status text_open(const mt_data_request *request, void **ret_stream)
     t->world = world;
     t->inputs = max_seq_len;
     bool files = request->split == MT_SPLIT_VALIDATION && config->has(config, "validation_files");
-    if (config->has(config, "validation_files") &&
-        (status = text_check_apart(config, "files", "validation_files")))
+    if (config->has(config, "validation_files") && (status = text_check_apart(config)))
         goto out;
     status = text_corpus_open(config, files ? "validation_files" : "files", separator, max_seq_len,
                               &t->corpus);

@@ -11,6 +11,11 @@
 
 static const mt_host *host;
 
+const mt_host *text_host(void)
+{
+    return host;
+}
+
 mt_status text_fail(mt_status code, const char *fmt, ...)
 {
     char text[1024];

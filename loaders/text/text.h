@@ -57,7 +57,7 @@ void text_corpus_close(text_corpus *c);
 mt_status text_corpus_check(const text_corpus *c, const text_doc *doc);
 
 /* Fails when a file is chosen by both keys: validation would measure what was trained on. */
-mt_status text_check_apart(const mt_config *config, const char *train_key, const char *key);
+mt_status text_check_apart(const mt_config *config);
 
 /* The data interface. */
 mt_status text_open(const mt_data_request *request, void **ret_stream);
@@ -67,6 +67,8 @@ mt_status text_next(void *stream, mt_document *ret);
 void text_tell(const void *stream, int64_t *ret_epoch, int64_t *ret_index);
 mt_status text_seek(void *stream, int64_t epoch, int64_t index);
 int64_t text_vocab_size(const void *stream);
+
+const mt_host *text_host(void);
 
 /* Sets the host's error text and returns `code`; writes a line to the log. */
 mt_status text_fail(mt_status code, const char *fmt, ...) MT_PRINTF(2, 3);

@@ -32,7 +32,8 @@ static void host_set_error(const char *fmt, ...)
     va_end(args);
 }
 
-static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR, host_set_error, log_write };
+static const mt_host host = { sizeof host,    MT_ABI_MAJOR, MT_ABI_MINOR,
+                              host_set_error, log_write,    status_text };
 
 /* ---- the list ------------------------------------------------------------------------------- */
 

@@ -28,7 +28,8 @@ static void host_log(mt_log_level level, const char *fmt, ...)
 
 const mt_backend *op_backend(void)
 {
-    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR, host_error, host_log };
+    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR,
+                                  host_error,  host_log,     NULL };
     static const mt_backend *backend;
     if (!backend) {
         const mt_plugin *p = mt_plugin_entry_v1(MT_ABI_MAJOR, MT_ABI_MINOR);

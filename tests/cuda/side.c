@@ -33,7 +33,8 @@ static void host_log(mt_log_level level, const char *fmt, ...)
 
 static const mt_backend *load(const char *variable)
 {
-    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR, host_error, host_log };
+    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR,
+                                  host_error,  host_log,     NULL };
     const char *path = getenv(variable);
     void *so = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     const mt_plugin *(*entry)(uint32_t, uint32_t) = NULL;

@@ -35,8 +35,8 @@ static inline void support_log(mt_log_level level, const char *fmt, ...)
 
 static inline const void *support_interface(const char *path, const char *id)
 {
-    static const mt_host host = { sizeof(mt_host), MT_ABI_MAJOR, MT_ABI_MINOR, support_set_error,
-                                  support_log };
+    static const mt_host host = { sizeof(mt_host),   MT_ABI_MAJOR, MT_ABI_MINOR,
+                                  support_set_error, support_log,  status_text };
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const mt_plugin *(*entry)(uint32_t, uint32_t) = NULL;
     if (so)

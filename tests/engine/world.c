@@ -35,7 +35,8 @@ int32_t world_threads = 2;
 
 const mt_backend *world_backend(void **ret_device)
 {
-    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR, set_error, log_write };
+    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR,
+                                  set_error,   log_write,    status_text };
     static const mt_backend *backend;
     static void *device;
     if (!backend) {

@@ -196,8 +196,8 @@ static void ignore_log(mt_log_level level, const char *fmt, ...)
     (void)level, (void)fmt;
 }
 
-static const mt_host host = { sizeof(mt_host), MT_ABI_MAJOR, MT_ABI_MINOR, ignore_error,
-                              ignore_log };
+static const mt_host host = { sizeof(mt_host), MT_ABI_MAJOR, MT_ABI_MINOR,
+                              ignore_error,    ignore_log,   NULL };
 
 static const void *load(const char *name, const char *interface)
 {

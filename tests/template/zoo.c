@@ -384,7 +384,8 @@ static void set_error(const char *fmt, ...)
 
 const mt_backend *zoo_backend(void **ret_device)
 {
-    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR, set_error, log_write };
+    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR,
+                                  set_error,   log_write,    status_text };
     const char *path = getenv("MT_TEST_CPU_PLUGIN");
     void *so = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     const mt_plugin *(*entry)(uint32_t, uint32_t);

@@ -234,6 +234,9 @@ typedef struct mt_host {
     void (*set_error)(const char *fmt, ...) MT_PRINTF(1, 2);
     /* Writes a line to the log. Plugins never print by themselves. [any] */
     void (*log)(mt_log_level level, const char *fmt, ...) MT_PRINTF(2, 3);
+    /* The calling thread's error text, "" for none; valid until the thread sets the next one. For
+     * work in threads of the plugin's own, whose errors the main thread is to report. [any] */
+    const char *(*error)(void);
 } mt_host;
 
 #ifdef __cplusplus
