@@ -69,7 +69,8 @@ static inline int64_t mt_order_split(int64_t n, int64_t held, bool held_out, int
 {
     if (held == 0 || held == n)
         return i;
-    int64_t k = held < MT_ORDER_STRETCHES ? held : MT_ORDER_STRETCHES;
+    const int64_t most = MT_ORDER_STRETCHES;
+    int64_t k = held < most ? held : most;
     for (int64_t s = 0; s < k; s++) {
         int64_t start = n * s / k, end = n * (s + 1) / k;
         int64_t tail = held * (s + 1) / k - held * s / k;
