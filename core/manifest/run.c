@@ -230,6 +230,12 @@ static mt_status read_value(run_manifest *r, const mt_config *c, const run_key *
         return MT_OK;
     }
     switch (k->type) {
+    case RUN_KEY_NAME:
+        if (n->kind == NODE_MAP) {
+            memset((char *)r + k->offset, 0, (size_t)k->size);
+            return MT_OK;
+        }
+        /* fall through */
     case RUN_KEY_STRING:
         if (n->kind != NODE_STRING || !*n->text)
             return config_wrong(c, k->name, n,

@@ -36,7 +36,7 @@ typedef struct run_manifest {
     /* data */
     const char *loader;      /* "auto", or the name of a plugin */
     const char *tokenizer;   /* "auto", or an existing path */
-    const char *chat_format; /* "auto", "none", or a name */
+    const char *chat_format; /* "auto", "none", a name; NULL: a map that spells one out */
     int64_t max_seq_len;
     bool packing;
     /* train */
@@ -94,7 +94,8 @@ typedef enum run_key_type {
     RUN_KEY_INT,
     RUN_KEY_FLOAT,
     RUN_KEY_BOOL,
-    RUN_KEY_BYTES /* 24GiB, 512MB, 4096 */
+    RUN_KEY_BYTES, /* 24GiB, 512MB, 4096 */
+    RUN_KEY_NAME   /* a string, or a map that some plugin reads (NULL is stored) */
 } run_key_type;
 
 typedef struct run_key {

@@ -45,9 +45,9 @@ static const run_key keys[] = {
     { "data", "tokenizer", RUN_KEY_STRING, "auto", FIELD(tokenizer),
       .doc = "A folder or file with a tokenizer; auto: the one in the model's folder, bytes for a "
              "vocabulary of 256." },
-    { "data", "chat_format", RUN_KEY_STRING, "auto", FIELD(chat_format),
+    { "data", "chat_format", RUN_KEY_NAME, "auto", FIELD(chat_format),
       .doc = "How conversations become tokens; auto: as the model's folder or manifest says; "
-             "none." },
+             "none; a map spells one out." },
     { "data", "max_seq_len", RUN_KEY_INT, "1024", RANGE(2, 1 << 30), FIELD(max_seq_len),
       .doc = "Tokens of a sequence; longer documents are cut." },
     { "data", "packing", RUN_KEY_BOOL, "true", FIELD(packing),

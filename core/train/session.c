@@ -230,7 +230,9 @@ mt_status session_make_generation_plan(session *s, int64_t prompt, int64_t conte
 
 static mt_status open_tokenizer(session *s, const run_manifest *run)
 {
-    mt_status st = session_open_tokenizer(s, run->tokenizer, run->chat_format);
+    const mt_config *custom =
+        run->chat_format ? NULL : config_section(run->config, "data.chat_format");
+    mt_status st = session_open_tokenizer(s, run->tokenizer, run->chat_format, custom);
     if (st == MT_OK)
         return MT_OK;
     bool by_tokenizer = !s->tokenizer && strcmp(run->tokenizer, "auto") != 0;

@@ -88,8 +88,9 @@ mt_status session_open_optim(session *s, const run_manifest *run);
 /* `tokenizer` is a folder or file, or "auto": the one in the model's folder, where a plugin can
  * read it, the bytes themselves for a vocabulary of 256, else none. `chat_format` is a name,
  * "none", or "auto": the one that the model names (chat_format) or whose template stands beside the
- * tokenizer, else none. Needs the model. */
-mt_status session_open_tokenizer(session *s, const char *tokenizer, const char *chat_format);
+ * tokenizer, else none; NULL: the one that `custom` spells out. Needs the model. */
+mt_status session_open_tokenizer(session *s, const char *tokenizer, const char *chat_format,
+                                 const mt_config *custom);
 void session_close_tokenizer(session *s); /* accepts a session without */
 
 /* Opens the training stream and looks at the validation split; checks the data against the model.

@@ -90,7 +90,28 @@ static const char *template_of(const json_t *root)
     return json_string_value(t);
 }
 
-/* The format that the template in `file` is known to be. False: there is no template in it. */
+/* The format that a template is, or at least looks like. */
+static const char *identify_template(const mt_chat *chat, const char *file, const char *template)
+{
+    int64_t n = (int64_t)strlen(template);
+    const char *format = chat->identify(template, n);
+    if (format)
+        return format;
+    format = chat->resembles ? chat->resembles(template, n) : NULL;
+    if (format)
+        log_write(MT_LOG_WARNING,
+                  "%s: not a template that is known word for word; taken for '%s', of which it has "
+                  "the markers (data.chat_format: %s accepts that)",
+                  file, format, format);
+    else
+        log_write(MT_LOG_INFO,
+                  "%s: not the template of a known format; name the one to use with "
+                  "data.chat_format",
+                  file);
+    return format;
+}
+
+/* The format that the template in `file` is taken for. False: there is no template in it. */
 static bool identify_file(const mt_chat *chat, const char *file, bool jinja, const char **ret)
 {
     char *text = NULL;
@@ -102,7 +123,7 @@ static bool identify_file(const mt_chat *chat, const char *file, bool jinja, con
     else if (!jinja && (root = json_load_file(file, JSON_ALLOW_NUL, NULL)))
         template = template_of(root);
     if (template)
-        *ret = chat->identify(template, (int64_t)strlen(template));
+        *ret = identify_template(chat, file, template);
     bool found = template != NULL;
     json_decref(root);
     free(text);
@@ -127,52 +148,53 @@ static const char *identify(const session *s, const mt_chat *chat)
                  n > 0 && s->tokenizer_path[n - 1] != '/' ? "/" : "", names[i]);
         found = files_is_file(file) && identify_file(chat, file, i == 0, &format);
     }
-    if (found && !format)
-        log_write(MT_LOG_INFO,
-                  "the chat template beside %s is none of the formats that are built in; name the "
-                  "one to use with data.chat_format",
-                  s->tokenizer_path);
     return format;
 }
 
-static mt_status open_chat(session *s, const char *format)
+/* The name of the format that a model says it has, in its hyper-parameters or by the template
+ * beside its tokenizer; NULL: it says nothing. */
+static mt_status find_format(const session *s, const mt_chat *chat, const char **ret)
+{
+    const mt_config *hyper = s->source.hyper;
+    *ret = NULL;
+    if (hyper->has(hyper, "chat_format"))
+        return hyper->get_string(hyper, "chat_format", ret);
+    if (s->tokenizer_path[0])
+        *ret = identify(s, chat);
+    return MT_OK;
+}
+
+static mt_status open_chat(session *s, const char *format, const mt_config *custom)
 {
     const void *table = NULL;
-    const mt_config *hyper = s->source.hyper;
-    bool automatic = strcmp(format, "auto") == 0;
-    if (strcmp(format, "none") == 0 || (automatic && !s->tokenizer))
+    bool automatic = format && strcmp(format, "auto") == 0;
+    if ((format && strcmp(format, "none") == 0) || (automatic && !s->tokenizer))
         return MT_OK;
-    if (automatic && hyper->has(hyper, "chat_format")) {
-        mt_status st = hyper->get_string(hyper, "chat_format", &format);
-        if (st != MT_OK)
-            return st;
-        automatic = false;
-    }
     if (!s->tokenizer)
-        return status_set(MT_ERR_INVALID,
-                          "chat format '%s' needs a tokenizer, and the model brings none; name one "
-                          "with data.tokenizer",
-                          format);
+        return status_set(MT_ERR_INVALID, "a chat format needs a tokenizer, and the model brings "
+                                          "none; name one with data.tokenizer");
     mt_status st = registry_find(PLUGIN_LOADER, MT_CHAT_PLUGIN, MT_CHAT_INTERFACE, &table, NULL);
     if (st != MT_OK)
         return automatic ? MT_OK : st;
     const mt_chat *chat = table;
     if (automatic)
-        format = s->tokenizer_path[0] ? identify(s, chat) : NULL;
-    if (!format)
-        return MT_OK;
-    st = chat->open(format, s->tokenizer, s->tokens, &s->conversation);
-    if (st == MT_OK) {
-        s->chat = chat;
-        snprintf(s->chat_format, sizeof s->chat_format, "%s", format);
-    }
-    return st;
+        st = find_format(s, chat, &format);
+    if (st != MT_OK || (automatic && !format))
+        return st;
+    st = format ? chat->open(format, s->tokenizer, s->tokens, &s->conversation)
+                : chat->open_custom(custom, s->tokenizer, s->tokens, &s->conversation);
+    if (st != MT_OK)
+        return st;
+    s->chat = chat;
+    snprintf(s->chat_format, sizeof s->chat_format, "%s", format ? format : "custom");
+    return MT_OK;
 }
 
-mt_status session_open_tokenizer(session *s, const char *tokenizer, const char *chat_format)
+mt_status session_open_tokenizer(session *s, const char *tokenizer, const char *chat_format,
+                                 const mt_config *custom)
 {
     mt_status st = open_tokenizer(s, tokenizer);
-    return st == MT_OK ? open_chat(s, chat_format) : st;
+    return st == MT_OK ? open_chat(s, chat_format, custom) : st;
 }
 
 void session_close_tokenizer(session *s)
