@@ -203,6 +203,26 @@ static mt_status read_weights(const mt_config *c, version v, mt_router_attr *r)
     return MT_OK;
 }
 
+/* Counts the keys of experts as known where there are none: releases have them all the same. */
+static void pass_over_experts(const mt_config *c)
+{
+    static const char *const keys[] = { "num_experts_per_tok",
+                                        "moe_intermediate_size",
+                                        "scoring_func",
+                                        "n_shared_experts",
+                                        "first_k_dense_replace",
+                                        "moe_layer_freq",
+                                        "topk_method",
+                                        "n_group",
+                                        "topk_group",
+                                        "norm_topk_prob",
+                                        "aux_loss_alpha",
+                                        "routed_scaling_factor",
+                                        "seq_aux" };
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        c->has(c, keys[i]);
+}
+
 static mt_status read_experts(const mt_config *c, deepseek *m)
 {
     mt_decoder_moe *e = &m->moe;
@@ -217,6 +237,7 @@ static mt_status read_experts(const mt_config *c, deepseek *m)
     if (!given && (m->v == V1 || mt_config_is_null(c, "n_routed_experts"))) {
         m->first_sparse = m->d.layers;
         m->sparse_step = 1;
+        pass_over_experts(c);
         return MT_OK;
     }
     if ((s = mt_decoder_read_moe(c, e)) ||
@@ -278,8 +299,13 @@ static mt_status read_latent(const mt_config *c, mt_model *model, deepseek *m)
         (s = mt_config_count(c, "v_head_dim", 128, 1 << 16, &a->v_dim)) ||
         (s = mt_config_bool(c, "attention_bias", false, &a->bias)) ||
         (m->v == V2 && (s = mt_config_bool(c, "mlp_bias", false, &m->d.mlp_bias))) ||
-        (m->v == V3 && (s = mt_config_bool(c, "rope_interleave", true, &interleaved))) ||
-        (s = mt_model_rope(model, c, 10000, a->rope_dim, &a->rope)) || (s = read_scale(c, a)))
+        (m->v == V3 && (s = mt_config_bool(c, "rope_interleave", true, &interleaved))))
+        return s;
+    if (c->has(c, "q_lora_rank") && a->q_rank == 0)
+        return c->reject(c, "q_lora_rank", "must be above 0, or null for queries without a latent");
+    if (a->rope_dim % 2)
+        return c->reject(c, "qk_rope_head_dim", "must be even, found %lld", (long long)a->rope_dim);
+    if ((s = mt_model_rope(model, c, 10000, a->rope_dim, &a->rope)) || (s = read_scale(c, a)))
         return s;
     a->rope.pairing = interleaved ? MT_ROPE_INTERLEAVED : MT_ROPE_HALF_SPLIT;
     if (c->has(c, "head_dim") && m->d.head_dim != a->rope_dim)

@@ -106,6 +106,16 @@ cat >dense.json <<'END'
 { "model_type": "deepseek_v2", "n_routed_experts": null, "num_hidden_layers": 3, "hidden_size": 64 }
 END
 expect 0 'block.0 .. block.2 ' '[11008, 64]' -- inspect dense.json
+# Its keys of experts are then known all the same.
+cat >dense.yaml <<'END'
+{ model_type: deepseek_v2, n_routed_experts: null, moe_intermediate_size: 1408, n_shared_experts: 2,
+  num_hidden_layers: 3, hidden_size: 64 }
+END
+expect 0 'block.0 .. block.2 ' '[11008, 64]' -- inspect dense.yaml
+printf '{ "model_type": "deepseek_v2", "q_lora_rank": 0 }' >no-rank.json
+expect 1 'no-rank.json' 'q_lora_rank' 'or null for queries without a latent' -- inspect no-rank.json
+printf '{ "model_type": "deepseek_v3", "qk_rope_head_dim": 63 }' >odd.json
+expect 1 'odd.json' 'qk_rope_head_dim' 'must be even, found 63' -- inspect odd.json
 cat >sparse.json <<'END'
 { "model_type": "deepseek_v2", "moe_layer_freq": 2, "first_k_dense_replace": 1, "num_hidden_layers": 4,
   "hidden_size": 64, "n_routed_experts": 4, "num_experts_per_tok": 2 }
