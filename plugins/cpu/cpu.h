@@ -87,5 +87,6 @@ extern const cpu_op cpu_op_rmsnorm, cpu_op_rope, cpu_op_act, cpu_op_glu, cpu_op_
     cpu_op_scale;
 extern const cpu_op cpu_op_router, cpu_op_dispatch, cpu_op_grouped_linear, cpu_op_combine,
     cpu_op_balance_loss, cpu_op_slice, cpu_op_concat;
+extern const cpu_op cpu_op_causal_conv, cpu_op_log_decay, cpu_op_gated_delta;
 
 #endif

@@ -21,6 +21,9 @@
     X(dispatch)                                                                                    \
     X(grouped_linear)                                                                              \
     X(balance_loss)                                                                                \
+    X(causal_conv)                                                                                 \
+    X(log_decay)                                                                                   \
+    X(gated_delta)                                                                                 \
     X(combine)                                                                                     \
     X(attention)                                                                                   \
     X(linear_cross_entropy)

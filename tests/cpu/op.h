@@ -15,9 +15,10 @@ typedef struct op_value {
     int64_t rows, cols;
     bool param;            /* its gradient has the statistics dtype */
     bool stat;             /* it has the statistics dtype itself */
-    double scale;          /* values are uniform in +-scale; 0 stands for 1 */
+    double scale, middle;  /* values are uniform in middle +- scale; scale 0 stands for 1 */
     bool no_grad;          /* backward does not ask for its gradient */
     bool index;            /* it is int32 and has no gradient */
+    bool opaque;           /* an aux that the operation lays out: without pad, not compared */
     const int32_t *values; /* of an int32 operand */
 } op_value;
 

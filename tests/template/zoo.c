@@ -300,6 +300,39 @@ static mt_status moe(mt_builder *b, const void *arch, const void *arg)
     return MT_OK;
 }
 
+static mt_status causal_conv(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    const int64_t *width = arg;
+    mt_output(b, 0, mt_causal_conv(b, mt_input(b, 0, H), weight(b, "w", H, *width)));
+    return MT_OK;
+}
+
+/* A gated delta net: convolved q, k and v, decay, state, gated norm. */
+static mt_status delta_net(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    const mt_delta_attr *a = arg;
+    int64_t keys = (int64_t)a->k_heads * a->k_dim, values = (int64_t)a->v_heads * a->v_dim;
+    mt_val x = mt_input(b, 0, H);
+    mt_val qkv = mt_linear(b, x, weight(b, "qkv", 2 * keys + values, H), MT_NONE);
+    mt_val z = mt_linear(b, x, weight(b, "z", values, H), MT_NONE);
+    mt_val beta = mt_linear(b, x, weight(b, "b", a->v_heads, H), MT_NONE);
+    mt_val decay = mt_linear(b, x, weight(b, "a", a->v_heads, H), MT_NONE);
+    qkv = mt_act(b, mt_causal_conv(b, qkv, weight(b, "conv", 2 * keys + values, 3)), &silu);
+    decay = mt_log_decay(b, decay, mt_vector(b, "a_log", a->v_heads, MT_INIT_ZEROS),
+                         mt_vector(b, "dt_bias", a->v_heads, MT_INIT_ONES));
+    beta = mt_act(b, beta, &(mt_act_attr){ .kind = MT_ACT_SIGMOID });
+    mt_val o = mt_gated_delta(b, mt_slice(b, qkv, 1, 0, keys), mt_slice(b, qkv, 1, keys, keys),
+                              mt_slice(b, qkv, 1, 2 * keys, values), decay, beta, a);
+    o = mt_rmsnorm(b, o, mt_vector(b, "norm", a->v_dim, MT_INIT_ONES),
+                   &(mt_rmsnorm_attr){ 1e-6, MT_NORM_ROUND_THEN_SCALE, a->v_heads });
+    mt_output(
+        b, 0,
+        mt_add(b, x, mt_linear(b, mt_glu(b, z, o, &silu), weight(b, "out", H, values), MT_NONE)));
+    return MT_OK;
+}
+
 static mt_rope_attr half, interleaved;
 
 __attribute__((constructor)) static void fill(void)
@@ -362,6 +395,10 @@ const zoo_entry zoo[] = {
     { "experts, balanced by document", moe,
       &(zoo_moe){ 6, .shared = true, .router = { .top_k = 3, .scale = 1 },
                   .balance = { MT_BALANCE_DEEPSEEK_SEQ, 0, 0.7 } } },
+    { "causal convolution", causal_conv, &(int64_t){ 4 } },
+    { "causal convolution of one tap", causal_conv, &(int64_t){ 1 } },
+    { "delta net", delta_net, &(mt_delta_attr){ 2, 2, 4, 4, 1e-6, 0.5 } },
+    { "delta net, grouped, odd", delta_net, &(mt_delta_attr){ 2, 6, 5, 3, 1e-6, 0.4 } },
     { NULL, NULL, NULL },
 };
 

@@ -252,6 +252,39 @@ typedef struct mt_balance_attr {
     double coef; /* above 0 */
 } mt_balance_attr;
 
+/* "causal_conv": in x [T, n], w [n, width]; out like x: y[t, c] = sum over j < width of
+ * w[c, j] x[t - width + 1 + j, c], each column by itself, with zeros before the start of a
+ * document. No attributes.
+ *
+ * "log_decay": in a, [T, heads], a_log [heads], dt_bias [heads]; out [T, heads], statistics dtype:
+ * -e^a_log softplus(a + dt_bias), the log of what a recurrent state is multiplied by (Mamba 2,
+ * arXiv 2405.21060; Gated DeltaNet, arXiv 2412.06464). No attributes. */
+
+/* "gated_delta": the gated delta rule (arXiv 2412.06464, equation 10). In q, k [T, k_heads*k_dim],
+ * v [T, v_heads*v_dim], g [T, v_heads], the log of the decay, not above 0, in the statistics dtype,
+ * beta [T, v_heads]; out o [T, v_heads*v_dim]. Every k head serves v_heads / k_heads v heads that
+ * follow each other; a v head has a state S [k_dim, v_dim], 0 at the start of a document, FP32 or
+ * better. With q and k of each head divided by sqrt(sum of squares + eps), and q times scale:
+ *   S' = e^g S_t-1;  S_t = S' + k (beta (v - S'^T k))^T;  o = S_t^T q.
+ * aux: for backward the state before every MT_DELTA_CHUNK tokens of a document, see
+ * mt_delta_slot. */
+typedef struct mt_delta_attr {
+    int32_t k_heads, v_heads;
+    int32_t k_dim, v_dim;
+    double eps;
+    double scale;
+} mt_delta_attr;
+
+enum { MT_DELTA_CHUNK = 64 };
+
+/* The states of gated_delta's aux lie one after the other, each [v_heads, k_dim, v_dim]: the number
+ * of the one before the first token of document d, which starts at token `start` of the
+ * micro-batch. Those of its later chunks follow. */
+static inline int64_t mt_delta_slot(int64_t d, int64_t start)
+{
+    return d + start / MT_DELTA_CHUNK;
+}
+
 /* "slice": in x [T, heads*n]; out [T, heads*cols]: columns [first, first + cols) of every head. A
  * slice of whole rows (heads = 1) costs nothing where the slices of x cover it exactly and nothing
  * else reads x. */
@@ -494,6 +527,26 @@ static inline void mt_balance_loss(mt_builder *b, mt_val logits, const mt_routin
 {
     mt_val in[3] = { logits, r->slots, r->offsets };
     mt_op1_(b, "balance_loss", in, 3, attr, sizeof *attr);
+}
+
+/* Each column of x [T, n] convolved with its row of w [n, width], causally. [main] */
+static inline mt_val mt_causal_conv(mt_builder *b, mt_val x, mt_val w)
+{
+    mt_val in[2] = { x, w };
+    return mt_op1_(b, "causal_conv", in, 2, NULL, 0);
+}
+
+static inline mt_val mt_log_decay(mt_builder *b, mt_val a, mt_val a_log, mt_val dt_bias)
+{
+    mt_val in[3] = { a, a_log, dt_bias };
+    return mt_op1_(b, "log_decay", in, 3, NULL, 0);
+}
+
+static inline mt_val mt_gated_delta(mt_builder *b, mt_val q, mt_val k, mt_val v, mt_val g,
+                                    mt_val beta, const mt_delta_attr *attr)
+{
+    mt_val in[5] = { q, k, v, g, beta };
+    return mt_op1_(b, "gated_delta", in, 5, attr, sizeof *attr);
 }
 
 /* Columns [first, first + cols) of every head of x; heads = 1 for the whole row. [main] */
