@@ -154,7 +154,7 @@ typedef struct mt_chat {
      * in it, so that the caller may take it and warn; NULL when there are none. [pure] */
     const char *(*resembles)(const char *jinja, int64_t n);
     /* As `open` for a format that the user wrote: a map of literal strings, whose keys the plugin
-     * documents. Unknown keys are the caller's to find. [main] */
+     * documents; unknown ones are the caller's to find. `format` outlives the chat. [main] */
     mt_status (*open_custom)(const mt_config *format, const mt_tokenizer *tokenizer,
                              const void *tokens, void **ret_chat);
 } mt_chat;
