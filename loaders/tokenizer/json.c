@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * JSON files in, by jansson, and the messages about what is wrong in them.
+ */
+#include "json.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+/* ---- messages ------------------------------------------------------------------------------- */
+
+tok_place tok_place_member(tok_place in, const char *key)
+{
+    tok_place p;
+    snprintf(p.s, sizeof p.s, "%.120s%s%.36s", in.s, in.s[0] ? "." : "", key);
+    return p;
+}
+
+tok_place tok_place_index(tok_place in, size_t i)
+{
+    tok_place p;
+    snprintf(p.s, sizeof p.s, "%.130s[%zu]", in.s, i);
+    return p;
+}
+
+/* What a value is, in words. */
+static void describe(const json_t *v, char ret[96])
+{
+    const char *kind = "nothing";
+    if (v)
+        switch (json_typeof(v)) {
+        case JSON_OBJECT:
+            kind = "an object";
+            break;
+        case JSON_ARRAY:
+            kind = "a list";
+            break;
+        case JSON_STRING:
+            snprintf(ret, 96, "the text '%.60s'", json_string_value(v));
+            return;
+        case JSON_INTEGER:
+            snprintf(ret, 96, "the number %lld", (long long)json_integer_value(v));
+            return;
+        case JSON_REAL:
+            snprintf(ret, 96, "the number %g", json_real_value(v));
+            return;
+        case JSON_TRUE:
+            kind = "true";
+            break;
+        case JSON_FALSE:
+            kind = "false";
+            break;
+        case JSON_NULL:
+            kind = "null";
+            break;
+        }
+    snprintf(ret, 96, "%s", kind);
+}
+
+mt_status tok_unexpected(const tok_file *f, tok_place at, const json_t *found, const char *expected)
+{
+    char what[96];
+    describe(found, what);
+    return tok_fail(MT_ERR_FORMAT, "%s: %s: found %s, expected %s", f->path, at.s, what, expected);
+}
+
+mt_status tok_reject(const tok_file *f, mt_status code, tok_place at, const char *fmt, ...)
+{
+    char text[1024];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    return tok_fail(code, "%s: %s: %s", f->path, at.s, text);
+}
+
+/* ---- members -------------------------------------------------------------------------------- */
+
+bool tok_has(const json_t *in, const char *key)
+{
+    const json_t *v = json_object_get(in, key);
+    return v && !json_is_null(v);
+}
+
+mt_status tok_get_object(const tok_file *f, tok_place at, const json_t *in, const char *key,
+                         json_t **ret)
+{
+    json_t *v = json_object_get(in, key);
+    if (!json_is_object(v))
+        return tok_unexpected(f, tok_place_member(at, key), v, "an object");
+    *ret = v;
+    return MT_OK;
+}
+
+mt_status tok_get_list(const tok_file *f, tok_place at, const json_t *in, const char *key,
+                       json_t **ret)
+{
+    json_t *v = json_object_get(in, key);
+    if (!json_is_array(v))
+        return tok_unexpected(f, tok_place_member(at, key), v, "a list");
+    *ret = v;
+    return MT_OK;
+}
+
+mt_status tok_get_text(const tok_file *f, tok_place at, const json_t *in, const char *key,
+                       tok_text *ret)
+{
+    const json_t *v = json_object_get(in, key);
+    if (!json_is_string(v))
+        return tok_unexpected(f, tok_place_member(at, key), v, "a text");
+    tok_text t = { json_string_value(v), (int64_t)json_string_length(v) };
+    t = tok_arena_copy(&f->t->arena, t);
+    if (!t.p)
+        return tok_nomem();
+    *ret = t;
+    return MT_OK;
+}
+
+mt_status tok_get_count(const tok_file *f, tok_place at, const json_t *in, const char *key,
+                        int64_t *ret)
+{
+    const json_t *v = json_object_get(in, key);
+    if (!json_is_integer(v) || json_integer_value(v) < 0)
+        return tok_unexpected(f, tok_place_member(at, key), v, "a whole number from 0 on");
+    *ret = json_integer_value(v);
+    return MT_OK;
+}
+
+mt_status tok_get_bool(const tok_file *f, tok_place at, const json_t *in, const char *key,
+                       bool *ret)
+{
+    if (!tok_has(in, key))
+        return MT_OK;
+    const json_t *v = json_object_get(in, key);
+    if (!json_is_boolean(v))
+        return tok_unexpected(f, tok_place_member(at, key), v, "true or false");
+    *ret = json_is_true(v);
+    return MT_OK;
+}
+
+/* ---- files ---------------------------------------------------------------------------------- */
+
+static mt_status map_file(const char *path, char **ret, size_t *ret_n)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) < 0) {
+        int e = errno;
+        if (fd >= 0)
+            close(fd);
+        return tok_fail(e == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO, "%s: cannot open: %s", path,
+                        strerror(e));
+    }
+    void *p = MAP_FAILED;
+    if (S_ISREG(st.st_mode) && st.st_size > 0)
+        p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    int e = errno;
+    close(fd);
+    if (!S_ISREG(st.st_mode))
+        return tok_fail(MT_ERR_INVALID, "%s: not a regular file; expected a JSON file", path);
+    if (st.st_size == 0)
+        return tok_fail(MT_ERR_FORMAT, "%s: empty; expected a JSON object", path);
+    if (p == MAP_FAILED)
+        return tok_fail(MT_ERR_IO, "%s: cannot map %lld bytes: %s", path, (long long)st.st_size,
+                        strerror(e));
+    *ret = p;
+    *ret_n = (size_t)st.st_size;
+    return MT_OK;
+}
+
+mt_status tok_read_json(const char *path, json_t **ret, uint64_t *ret_hash)
+{
+    char *bytes = NULL;
+    size_t n = 0;
+    mt_status status = map_file(path, &bytes, &n);
+    if (status)
+        return status;
+    json_error_t error;
+    json_t *json = json_loadb(bytes, n, JSON_ALLOW_NUL, &error);
+    if (!json)
+        status = tok_fail(MT_ERR_FORMAT, "%s:%d:%d: %s; is the file complete?", path, error.line,
+                          error.column, error.text);
+    else if (!json_is_object(json))
+        status = tok_fail(MT_ERR_FORMAT, "%s: expected an object at the top, found something else",
+                          path);
+    if (!status && ret_hash)
+        *ret_hash = XXH3_64bits(bytes, n);
+    munmap(bytes, n);
+    if (status)
+        json_decref(json);
+    else
+        *ret = json;
+    return status;
+}

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Patterns: regular expressions by Oniguruma, whose reading of a pattern defines what a
+ * tokenizer.json means; literals and classes of characters by hand.
+ */
+#include "tokenizer.h"
+
+#include <oniguruma.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct tok_regex {
+    regex_t *code;
+};
+
+struct tok_region {
+    OnigRegion *groups;
+};
+
+mt_status tok_regex_init(void)
+{
+    OnigEncoding use[] = { ONIG_ENCODING_UTF8 };
+    if (onig_initialize(use, 1) != ONIG_NORMAL)
+        return tok_fail(MT_ERR_INTERNAL,
+                        "tokenizer: the regular expression library does not start");
+    return MT_OK;
+}
+
+mt_status tok_regex_create(tok_text pattern, tok_regex **ret, char ret_why[256])
+{
+    const OnigUChar *p = (const OnigUChar *)pattern.p;
+    OnigErrorInfo info;
+    tok_regex *r = calloc(1, sizeof *r);
+    if (!r)
+        return tok_nomem();
+    int rc = onig_new(&r->code, p, p + pattern.n, ONIG_OPTION_NONE, ONIG_ENCODING_UTF8,
+                      ONIG_SYNTAX_RUBY, &info);
+    if (rc != ONIG_NORMAL) {
+        OnigUChar text[ONIG_MAX_ERROR_MESSAGE_LEN];
+        int n = onig_error_code_to_str(text, rc, &info);
+        snprintf(ret_why, 256, "%.*s", n, (const char *)text);
+        free(r);
+        return MT_ERR_FORMAT;
+    }
+    *ret = r;
+    return MT_OK;
+}
+
+void tok_regex_destroy(tok_regex *r)
+{
+    if (!r)
+        return;
+    onig_free(r->code);
+    free(r);
+}
+
+tok_region *tok_region_create(void)
+{
+    tok_region *r = calloc(1, sizeof *r);
+    if (r && !(r->groups = onig_region_new())) {
+        free(r);
+        return NULL;
+    }
+    return r;
+}
+
+void tok_region_destroy(tok_region *r)
+{
+    if (!r)
+        return;
+    onig_region_free(r->groups, 1);
+    free(r);
+}
+
+/* ---- matches -------------------------------------------------------------------------------- */
+
+/* A search that the engine gives up (its limits on backtracking) counts as no match, as it does in
+ * Hugging Face's tokenizers. */
+static bool regex_next(const tok_regex *r, tok_search *s, int64_t *ret_start, int64_t *ret_end)
+{
+    const OnigUChar *p = (const OnigUChar *)s->text.p, *end = p + s->text.n;
+    while (s->from <= s->text.n) {
+        if (onig_search(r->code, p, end, p + s->from, end, s->region->groups, ONIG_OPTION_NONE) < 0)
+            return false;
+        int64_t start = s->region->groups->beg[0], stop = s->region->groups->end[0];
+        if (start < stop || stop != s->last_end) {
+            *ret_start = start;
+            *ret_end = stop;
+            s->from = s->last_end = stop;
+            return true;
+        }
+        /* An empty match behind the last one: go on one character further. */
+        uint32_t c;
+        s->from += s->from < s->text.n ? tok_char(s->text.p + s->from, &c) : 1;
+    }
+    return false;
+}
+
+static bool literal_next(tok_text literal, tok_search *s, int64_t *ret_start, int64_t *ret_end)
+{
+    const char *at =
+        memmem(s->text.p + s->from, (size_t)(s->text.n - s->from), literal.p, (size_t)literal.n);
+    if (!at)
+        return false;
+    *ret_start = at - s->text.p;
+    *ret_end = s->from = *ret_start + literal.n;
+    return true;
+}
+
+static bool in_class(tok_pattern_kind kind, uint32_t c)
+{
+    return kind == TOK_NUMERIC ? tok_is_numeric(c)
+           : kind == TOK_SPACE ? tok_is_space(c)
+                               : tok_is_punctuation(c);
+}
+
+static bool class_next(tok_pattern_kind kind, tok_search *s, int64_t *ret_start, int64_t *ret_end)
+{
+    for (uint32_t c; s->from < s->text.n;) {
+        int64_t start = s->from;
+        s->from += tok_char(s->text.p + start, &c);
+        if (in_class(kind, c)) {
+            *ret_start = start;
+            *ret_end = s->from;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* 0: white space; 1: a word; 2: neither. */
+static int word_class(uint32_t c)
+{
+    return tok_is_word(c) ? 1 : tok_is_space(c) ? 0 : 2;
+}
+
+static bool words_next(tok_search *s, int64_t *ret_start, int64_t *ret_end)
+{
+    int run = 0;
+    while (s->from < s->text.n) {
+        uint32_t c;
+        int n = tok_char(s->text.p + s->from, &c), class = word_class(c);
+        if (run && class != run)
+            break;
+        if (!run && class)
+            *ret_start = s->from;
+        run = class;
+        s->from += n;
+    }
+    *ret_end = s->from;
+    return run != 0;
+}
+
+bool tok_pattern_next(const tok_pattern *p, tok_search *s, int64_t *ret_start, int64_t *ret_end)
+{
+    switch (p->kind) {
+    case TOK_LITERAL:
+        return literal_next(p->literal, s, ret_start, ret_end);
+    case TOK_REGEX:
+        return regex_next(p->regex, s, ret_start, ret_end);
+    case TOK_WORDS:
+        return words_next(s, ret_start, ret_end);
+    default:
+        return class_next(p->kind, s, ret_start, ret_end);
+    }
+}
+
+bool tok_pattern_replace(const tok_pattern *p, tok_text content, tok_text t, tok_region *region,
+                         tok_buf *ret)
+{
+    tok_search s = { .text = t, .last_end = -1, .region = region };
+    int64_t at = 0, start = 0, end = 0;
+    while (t.n && tok_pattern_next(p, &s, &start, &end)) {
+        if (!tok_buf_add(ret, t.p + at, start - at) || !tok_buf_add(ret, content.p, content.n))
+            return false;
+        at = end;
+    }
+    return tok_buf_add(ret, t.p + at, t.n - at);
+}

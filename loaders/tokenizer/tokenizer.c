@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The plugin: its interface table and its error texts.
+ */
+#include "tokenizer.h"
+
+#include <megatrain/plugin.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+static const mt_host *host;
+
+mt_status tok_fail(mt_status code, const char *fmt, ...)
+{
+    char text[2048];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    host->set_error("%s", text);
+    return code;
+}
+
+mt_status tok_nomem(void)
+{
+    return tok_fail(MT_ERR_NOMEM, "tokenizer: out of memory");
+}
+
+void tok_log(mt_log_level level, const char *fmt, ...)
+{
+    char text[2048];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    host->log(level, "%s", text);
+}
+
+/* ---- the interface -------------------------------------------------------------------------- */
+
+/* A folder with a tokenizer.json, or a file of that name. */
+static bool probe(const char *path)
+{
+    char file[4096];
+    struct stat st;
+    if (stat(path, &st) < 0)
+        return false;
+    if (S_ISDIR(st.st_mode)) {
+        snprintf(file, sizeof file, "%s/tokenizer.json", path);
+        return stat(file, &st) == 0 && S_ISREG(st.st_mode);
+    }
+    const char *slash = strrchr(path, '/');
+    return strcmp(slash ? slash + 1 : path, "tokenizer.json") == 0;
+}
+
+static mt_status open_tokenizer(const char *path, void **ret_tokenizer)
+{
+    tokenizer *t = NULL;
+    if (!path)
+        return tok_fail(MT_ERR_INVALID,
+                        "the tokenizer 'tokenizer' needs a tokenizer.json or a folder with one");
+    mt_status status = tok_load(path, &t);
+    if (!status)
+        *ret_tokenizer = t;
+    return status;
+}
+
+static void close_tokenizer(void *tok)
+{
+    tok_destroy(tok);
+}
+
+static int64_t vocab_size(const void *tok)
+{
+    return ((const tokenizer *)tok)->vocab.size;
+}
+
+static int32_t special(const void *tok, mt_special which)
+{
+    return which >= 0 && which < 4 ? ((const tokenizer *)tok)->special[which] : -1;
+}
+
+static int32_t token_id(const void *tok, const char *text, int64_t n)
+{
+    return tok_table_find(&((const tokenizer *)tok)->vocab.by_text, (tok_text){ text, n });
+}
+
+static uint64_t fingerprint(const void *tok)
+{
+    return ((const tokenizer *)tok)->fingerprint;
+}
+
+static const mt_tokenizer table = {
+    .struct_size = sizeof(mt_tokenizer),
+    .probe = probe,
+    .open = open_tokenizer,
+    .close = close_tokenizer,
+    .vocab_size = vocab_size,
+    .special = special,
+    .token_id = token_id,
+    .encode = tok_encode,
+    .decode = tok_decode_ids,
+    .fingerprint = fingerprint,
+};
+
+/* ---- the plugin ----------------------------------------------------------------------------- */
+
+static mt_status init(const mt_host *h)
+{
+    host = h;
+    return tok_regex_init();
+}
+
+static const void *get_interface(const char *id)
+{
+    return strcmp(id, MT_TOKENIZER_INTERFACE) == 0 ? &table : NULL;
+}
+
+MT_EXPORT const mt_plugin *mt_plugin_entry_v1(uint32_t host_major, uint32_t host_minor)
+{
+    static const mt_plugin plugin = {
+        .magic = MT_PLUGIN_MAGIC,
+        .struct_size = sizeof(mt_plugin),
+        .abi_major = MT_ABI_MAJOR,
+        .abi_minor = MT_ABI_MINOR,
+        .pointer_size = sizeof(void *),
+        .build_flags = MT_BUILD_FLAGS,
+        .name = "tokenizer",
+        .version = "1.0.0",
+        .licence = "Apache-2.0",
+        .init = init,
+        .get_interface = get_interface,
+    };
+    (void)host_major;
+    (void)host_minor;
+    return &plugin;
+}
