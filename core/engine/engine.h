@@ -103,8 +103,8 @@ mt_status engine_gradients(engine *e, const step_batch *batch, double *ret_loss_
 
 /* Feeds n tokens at positions used.. of the sequence (position 0 starts a new one) and returns the
  * logits [vocab] after the last one; `all_logits` != NULL also gets those of every fed token
- * [n, vocab]. The first call of a sequence may feed many tokens (prefill), later ones feed one
- * each. Needs plan_request.context >= used + n. [main] */
+ * [n, vocab]. Every call but the first of a sequence goes on where the one before ended; each feeds
+ * at most plan_request.micro_tokens. Needs plan_request.context >= used + n. [main] */
 mt_status engine_generate(engine *e, const int32_t *tokens, int64_t n, int64_t used,
                           float *ret_logits, float *all_logits);
 

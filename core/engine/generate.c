@@ -17,17 +17,12 @@ static mt_status check_call(const engine *e, const int32_t *tokens, int64_t n, i
     if (n < 1 || used < 0 || used + n > context)
         return status_set(MT_ERR_INVALID, "%lld tokens after %lld do not fit the context's %lld",
                           (long long)n, (long long)used, (long long)context);
-    if (used > 0 && n != 1)
-        return status_set(MT_ERR_INVALID,
-                          "%lld tokens fed at position %lld; after the first call only one at a "
-                          "time",
-                          (long long)n, (long long)used);
     if (used > 0 && used != e->generated)
         return status_set(MT_ERR_INVALID,
                           "position %lld does not follow the %lld tokens fed so far",
                           (long long)used, (long long)e->generated);
     if (n > e->l.tokens)
-        return status_set(MT_ERR_INVALID, "a prompt of %lld tokens; this plan takes at most %lld",
+        return status_set(MT_ERR_INVALID, "%lld tokens at once; this plan takes at most %lld",
                           (long long)n, (long long)e->l.tokens);
     for (int64_t i = 0; i < n; i++)
         if (tokens[i] < 0 || tokens[i] >= e->m->vocab)

@@ -390,19 +390,24 @@ static void decoding_equals_prefill(void)
         }
         double loss = world_loss(&w, b);
         CHECK(fabs(nll - loss) < 1e-4 * loss, "%g %g", nll, loss);
-        for (int t = 0; t < N; t++) {
-            generate(&w, ids + t, 1, t, one, NULL);
-            double worst = 0;
-            for (int v = 0; v < WORLD_VOCAB; v++)
-                worst = fmax(worst, fabs((double)one[v] - (double)all[t * WORLD_VOCAB + v]));
-            CHECK(worst < 1e-4, "token %d: %g", t, worst);
+        static const int pieces[][N] = { { 1 }, { 3, 1, 7, 2 }, { 1, 22 } };
+        for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+            for (int t = 0, k = 0, n; t < N; t += n, k++) {
+                n = pieces[i][k] ? pieces[i][k] : 1;
+                generate(&w, ids + t, n, t, one, NULL);
+                double worst = 0;
+                const float *whole = all + (t + n - 1) * WORLD_VOCAB;
+                for (int v = 0; v < WORLD_VOCAB; v++)
+                    worst = fmax(worst, fabs((double)one[v] - (double)whole[v]));
+                CHECK(worst < 1e-4, "tokens %d to %d: %g", t, t + n - 1, worst);
+            }
         }
         /* Weights that stayed in their buffers must not outlive a change of the store. */
         float x = 3;
         store_set(w.s, model_find_param(w.m, "layers.1.down.weight"), 5, 1, &x);
         generate(&w, ids, N, 0, one, NULL);
         CHECK(memcmp(one, last, sizeof last) != 0);
-        CHECK(engine_generate(w.e, ids, 2, N, one, NULL) == MT_ERR_INVALID);
+        CHECK(engine_generate(w.e, ids, 1, N + 1, one, NULL) == MT_ERR_INVALID);
         CHECK(engine_generate(w.e, ids, 1, 40, one, NULL) == MT_ERR_INVALID);
         world_batch_free(b);
         world_close(&w);
