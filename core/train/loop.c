@@ -393,7 +393,7 @@ static mt_status do_step(loop *l)
                        .tokens = batch->tokens,
                        .targets = batch->n_targets,
                        .total_tokens = l->state.tokens,
-                       .epoch = (double)l->state.targets / (double)l->s->epoch_tokens,
+                       .epoch = (double)l->state.tokens / (double)l->s->epoch_tokens,
                        .model_flops = model_train_flops_per_token(l->s->model, context) *
                                       (double)batch->tokens,
                        .rss = machine_rss(),

@@ -48,7 +48,7 @@ typedef struct session {
     const mt_data *data;
     char cache_folder[SESSION_PATH]; /* "": none */
     data_source *train;
-    int64_t epoch_documents, epoch_tokens; /* training: in one epoch; tokens are target tokens */
+    int64_t epoch_documents, epoch_tokens; /* training: in one epoch; tokens are inputs */
     int64_t validation_documents;          /* 0: the data has no validation split */
     /* session_make_plan, session_start */
     bool measured;

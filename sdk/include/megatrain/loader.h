@@ -198,7 +198,9 @@ typedef struct mt_data {
      * that every token is a target once, or as the loader's keys say. [main] */
     mt_status (*open)(const mt_data_request *request, void **ret_stream);
     void (*close)(void *stream); /* accepts NULL [main] */
-    /* Number of documents and of target tokens in one epoch of this rank. [any] */
+    /* Number of documents and of inputs in one epoch of this rank: the sum of n - 1, whether the
+     * targets are trained or not, since that is what micro-batches are filled with. Where it
+     * changes from epoch to epoch, the mean. [any] */
     void (*size)(const void *stream, int64_t *ret_documents, int64_t *ret_tokens);
     /* The next document. Training streams go on with the next epoch for ever; a validation stream
      * returns MT_END after its only epoch, in an order that never changes. [loader] */
