@@ -65,18 +65,30 @@ static inline const char *support_value(const mt_config *c, const char *key)
     return NULL;
 }
 
+/* Elements of a list; those of a list of maps are "key.0.name" and so on. */
 static inline int64_t support_length(const mt_config *c, const char *key)
 {
-    char item[128];
     int64_t n = 0;
-    while (snprintf(item, sizeof item, "%s.%d", key, (int)n), support_value(c, item))
-        n++;
-    return n;
+    for (;; n++) {
+        char item[128];
+        int k = snprintf(item, sizeof item, "%s.%d", key, (int)n);
+        const char *const *p = ((const support_config *)c)->pairs;
+        while (*p && (strncmp(p[0], item, (size_t)k) != 0 || (p[0][k] && p[0][k] != '.')))
+            p += 2;
+        if (!*p)
+            return n;
+    }
+}
+
+static inline bool support_is_null(const mt_config *c, const char *key)
+{
+    const char *v = support_value(c, key);
+    return v && strcmp(v, "null") == 0;
 }
 
 static inline bool support_has(const mt_config *c, const char *key)
 {
-    return support_value(c, key) || support_length(c, key) > 0;
+    return (support_value(c, key) && !support_is_null(c, key)) || support_length(c, key) > 0;
 }
 
 static inline mt_status support_get_string(const mt_config *c, const char *key, const char **ret)
@@ -106,6 +118,15 @@ static inline mt_status support_get_int(const mt_config *c, const char *key, int
     return MT_OK;
 }
 
+static inline mt_status support_get_bool(const mt_config *c, const char *key, bool *ret)
+{
+    const char *v = support_value(c, key);
+    if (!v)
+        return status_set(MT_ERR_NOT_FOUND, "test.yaml: no '%s'", key);
+    *ret = strcmp(v, "true") == 0;
+    return MT_OK;
+}
+
 static inline mt_status support_reject(const mt_config *c, const char *key, const char *fmt, ...)
 {
     (void)c;
@@ -122,9 +143,11 @@ static inline support_config support_make_config(const char *const *pairs)
                                        .has = support_has,
                                        .get_int = support_get_int,
                                        .get_float = support_get_float,
+                                       .get_bool = support_get_bool,
                                        .get_string = support_get_string,
                                        .length = support_length,
-                                       .reject = support_reject },
+                                       .reject = support_reject,
+                                       .is_null = support_is_null },
                              .pairs = pairs };
 }
 

@@ -236,15 +236,25 @@ static void adamw_is_documented(void)
     check_asked("optimizer", 4);
 }
 
-static void text_is_documented(void)
+static void data_is_documented(const char *plugin, int at_least)
 {
-    const mt_data *d = load("text", MT_DATA_INTERFACE);
+    const mt_data *d = load(plugin, MT_DATA_INTERFACE);
     void *stream = NULL;
     const mt_data_request request = {
         .struct_size = sizeof request, .config = &spy, .max_seq_len = 16, .world = 1
     };
     CHECK(d && d->open(&request, &stream) != MT_OK, "no files to open");
-    check_asked("data", 4);
+    check_asked("data", at_least);
+}
+
+static void text_is_documented(void)
+{
+    data_is_documented("text", 4);
+}
+
+static void documents_is_documented(void)
+{
+    data_is_documented("documents", 15);
 }
 
 /* Every type of a family, which differ in what they ask for, with no other key at all. */
@@ -282,6 +292,7 @@ int main(int argc, char **argv)
     RUN(nothing_else_is_documented);
     RUN(adamw_is_documented);
     RUN(text_is_documented);
+    RUN(documents_is_documented);
     RUN(architectures_are_documented);
     free(docs);
     return check_done();

@@ -1,0 +1,549 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Writing, checking and mapping token caches.
+ */
+#include "cache.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+/* Raised whenever the same input would give other content. */
+enum { CACHE_VERSION = 1 };
+#define CACHE_MAGIC "MTTOKENS"
+
+enum { PATH_SIZE = 4096, BUFFER = 1 << 20 };
+
+typedef struct cache_header {
+    char magic[8];
+    uint32_t version, size; /* of the header */
+    uint64_t key;
+    cache_facts facts;
+    uint64_t payload_hash; /* of all that follows the header */
+    uint64_t header_hash;  /* of all that stands before it */
+} cache_header;
+
+/* Bytes of a file up to its parts and to its end. */
+typedef struct layout {
+    uint64_t trained, offsets, end;
+} layout;
+
+static layout lay_out(const cache_facts *f)
+{
+    layout l;
+    l.trained = (sizeof(cache_header) + (uint64_t)f->tokens * (uint64_t)f->width + 7) / 8 * 8;
+    l.offsets = l.trained + ((uint64_t)f->tokens + 63) / 64 * 8;
+    l.end = l.offsets + ((uint64_t)f->documents + 1) * sizeof(uint64_t);
+    return l;
+}
+
+static uint64_t hash_header(const cache_header *h)
+{
+    return XXH3_64bits(h, offsetof(cache_header, header_hash));
+}
+
+static mt_status io_error(const char *folder, const char *what)
+{
+    int e = errno;
+    return doc_fail(MT_ERR_IO,
+                    "%s: cannot %s the token cache: %s; choose another folder with data.cache",
+                    folder ? folder : "temporary files", what, strerror(e));
+}
+
+/* ---- which files hold what ------------------------------------------------------------------ */
+
+static mt_status make_folders(const char *path)
+{
+    char part[PATH_SIZE];
+    size_t n = strlen(path);
+    if (n >= sizeof part)
+        return doc_fail(MT_ERR_INVALID, "data.cache: the path is too long: %.60s...", path);
+    for (size_t i = 1; i <= n; i++) {
+        if (path[i] != '/' && path[i] != '\0')
+            continue;
+        memcpy(part, path, i);
+        part[i] = '\0';
+        if (mkdir(part, 0777) < 0 && errno != EEXIST)
+            return io_error(path, "make the folder of");
+    }
+    return MT_OK;
+}
+
+/* What tells whether a file is still the one that it was. */
+static void add_stamp(XXH3_state_t *state, const struct stat *st)
+{
+    const int64_t facts[] = { (int64_t)st->st_dev,          (int64_t)st->st_ino,
+                              (int64_t)st->st_size,         (int64_t)st->st_mtim.tv_sec,
+                              (int64_t)st->st_mtim.tv_nsec, (int64_t)st->st_ctim.tv_sec,
+                              (int64_t)st->st_ctim.tv_nsec };
+    XXH3_64bits_update(state, facts, sizeof facts);
+}
+
+/* Times have a grain: what was changed just now may change again without showing it. */
+static bool is_settled(const struct stat *st)
+{
+    enum { GRAIN = 2 /* seconds: the coarsest of common file systems */ };
+    time_t now = time(NULL);
+    return st->st_mtim.tv_sec + GRAIN < now && st->st_ctim.tv_sec + GRAIN < now;
+}
+
+/* `settled`: none of the files changed a moment ago, so that the stamp can be trusted. */
+static mt_status stamp_files(const mt_files *files, uint64_t *ret, bool *ret_settled)
+{
+    XXH3_state_t *state = XXH3_createState();
+    mt_status status = state ? MT_OK : doc_nomem();
+    bool settled = true;
+    if (state)
+        XXH3_64bits_reset(state);
+    for (int64_t i = 0; i < files->n && !status; i++) {
+        struct stat st;
+        if (stat(files->items[i].path, &st) < 0) {
+            status = doc_fail(MT_ERR_IO, "%s: cannot look at it: %s", files->items[i].path,
+                              strerror(errno));
+            break;
+        }
+        add_stamp(state, &st);
+        settled &= is_settled(&st);
+    }
+    if (!status) {
+        *ret = XXH3_64bits_digest(state);
+        *ret_settled = settled;
+    }
+    XXH3_freeState(state);
+    return status;
+}
+
+static void memo_path(const char *folder, uint64_t stamp, char path[PATH_SIZE])
+{
+    snprintf(path, PATH_SIZE, "%s/%016llx.hash", folder, (unsigned long long)stamp);
+}
+
+static bool read_memo(const char *folder, uint64_t stamp, uint64_t *ret)
+{
+    char path[PATH_SIZE];
+    memo_path(folder, stamp, path);
+    FILE *f = fopen(path, "re");
+    unsigned long long value = 0;
+    char end = 0;
+    bool found = f && fscanf(f, "%16llx%c", &value, &end) == 2 && end == '\n';
+    if (f)
+        fclose(f);
+    if (found)
+        *ret = value;
+    return found;
+}
+
+/* A memo that cannot be kept costs time only. */
+static void write_memo(const char *folder, uint64_t stamp, uint64_t value)
+{
+    char path[PATH_SIZE], part[PATH_SIZE];
+    memo_path(folder, stamp, path);
+    if ((size_t)snprintf(part, sizeof part, "%s.%ld", path, (long)getpid()) >= sizeof part)
+        return;
+    FILE *f = fopen(part, "we");
+    if (!f)
+        return;
+    bool good = fprintf(f, "%016llx\n", (unsigned long long)value) > 0;
+    good = fclose(f) == 0 && good;
+    if (!good || rename(part, path) < 0)
+        unlink(part);
+}
+
+static mt_status hash_file(const char *path, XXH3_state_t *state)
+{
+    char *buffer = malloc(BUFFER);
+    int fd = buffer ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    mt_status status = MT_OK;
+    int64_t size = 0;
+    if (!buffer)
+        return doc_nomem();
+    for (;;) {
+        ssize_t n = fd < 0 ? -1 : read(fd, buffer, BUFFER);
+        if (n < 0 && fd >= 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            status = doc_fail(MT_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
+        if (n <= 0)
+            break;
+        XXH3_64bits_update(state, buffer, (size_t)n);
+        size += n;
+    }
+    XXH3_64bits_update(state, &size, sizeof size); /* where one file ends and the next begins */
+    if (fd >= 0)
+        close(fd);
+    free(buffer);
+    return status;
+}
+
+mt_status cache_hash_files(const char *folder, const mt_files *files, uint64_t *ret)
+{
+    uint64_t before = 0, after = 0;
+    bool settled = false;
+    mt_status status = stamp_files(files, &before, &settled);
+    if (status)
+        return status;
+    if (folder && settled && read_memo(folder, before, ret))
+        return MT_OK;
+    XXH3_state_t *state = XXH3_createState();
+    if (!state)
+        return doc_nomem();
+    XXH3_64bits_reset(state);
+    for (int64_t i = 0; i < files->n && !status; i++)
+        status = hash_file(files->items[i].path, state);
+    uint64_t value = XXH3_64bits_digest(state);
+    XXH3_freeState(state);
+    if (!status)
+        status = stamp_files(files, &after, &settled);
+    if (!status && before != after)
+        status = doc_fail(MT_ERR_IO, "%s: changed while it was read; try again once it is complete",
+                          files->items[0].path);
+    if (status)
+        return status;
+    if (folder && settled && make_folders(folder) == MT_OK)
+        write_memo(folder, after, value);
+    *ret = value;
+    return MT_OK;
+}
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+static bool cache_path(const char *folder, uint64_t key, char path[PATH_SIZE])
+{
+    return (size_t)snprintf(path, PATH_SIZE, "%s/%016llx.tokens", folder, (unsigned long long)key) <
+           PATH_SIZE;
+}
+
+static void point(cache *c)
+{
+    const layout l = lay_out(&c->facts);
+    const char *base = c->base;
+    c->tokens = base + sizeof(cache_header);
+    c->trained = (const uint8_t *)base + l.trained;
+    c->offsets = (const uint64_t *)(const void *)(base + l.offsets);
+}
+
+static mt_status map_file(int fd, size_t size, const char *folder, cache *ret)
+{
+    void *base = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return io_error(folder, "map");
+    *ret = (cache){ .base = base, .size = size };
+    return MT_OK;
+}
+
+/* NULL when header and size agree with each other and with the key, else what is wrong. */
+static const char *check_header(const cache_header *h, uint64_t size, uint64_t key)
+{
+    if (memcmp(h->magic, CACHE_MAGIC, sizeof h->magic) != 0 || h->header_hash != hash_header(h))
+        return "its header is damaged";
+    if (h->version != CACHE_VERSION || h->size != sizeof *h)
+        return "it is of another version";
+    if (h->key != key)
+        return "it belongs to other data";
+    if (h->facts.tokens < 0 || h->facts.documents < 0 || lay_out(&h->facts).end != size)
+        return "it has not the size that its header says";
+    return NULL;
+}
+
+/* The payload's hash, computed or remembered for this very file. */
+static uint64_t hash_payload(const char *folder, const cache *c, const struct stat *st)
+{
+    XXH3_state_t *state = XXH3_createState();
+    if (!state)
+        return 0;
+    XXH3_64bits_reset(state);
+    add_stamp(state, st);
+    uint64_t stamp = XXH3_64bits_digest(state), value;
+    XXH3_freeState(state);
+    bool settled = is_settled(st);
+    if (settled && read_memo(folder, stamp, &value))
+        return value;
+    value =
+        XXH3_64bits((const char *)c->base + sizeof(cache_header), c->size - sizeof(cache_header));
+    if (settled)
+        write_memo(folder, stamp, value);
+    return value;
+}
+
+mt_status cache_open(const char *folder, uint64_t key, cache *ret)
+{
+    char path[PATH_SIZE];
+    struct stat st;
+    cache c = { 0 };
+    const char *wrong = NULL;
+    int fd = cache_path(folder, key, path) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return MT_ERR_NOT_FOUND;
+    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < sizeof(cache_header)) {
+        wrong = "it is cut";
+    } else {
+        mt_status status = map_file(fd, (size_t)st.st_size, folder, &c);
+        if (status) {
+            close(fd);
+            return status;
+        }
+        cache_header h;
+        memcpy(&h, c.base, sizeof h);
+        wrong = check_header(&h, (uint64_t)st.st_size, key);
+        c.facts = h.facts;
+        if (!wrong && hash_payload(folder, &c, &st) != h.payload_hash)
+            wrong = "its content is damaged";
+    }
+    close(fd);
+    if (!wrong) {
+        point(&c);
+        *ret = c;
+        return MT_OK;
+    }
+    cache_close(&c);
+    doc_log(MT_LOG_WARNING, "%s: %s; made anew", path, wrong);
+    unlink(path);
+    return MT_ERR_NOT_FOUND;
+}
+
+void cache_close(cache *c)
+{
+    if (c->base)
+        munmap(c->base, c->size);
+    *c = (cache){ 0 };
+}
+
+int64_t cache_count_trained(const uint8_t *trained, int64_t from, int64_t to)
+{
+    int64_t n = 0;
+    for (; from < to && from % 64; from++)
+        n += trained[from / 8] >> (from % 8) & 1;
+    for (; from + 64 <= to; from += 64) {
+        uint64_t word;
+        memcpy(&word, trained + from / 8, sizeof word);
+        n += __builtin_popcountll(word);
+    }
+    for (; from < to; from++)
+        n += trained[from / 8] >> (from % 8) & 1;
+    return n;
+}
+
+/* ---- writing -------------------------------------------------------------------------------- */
+
+/* The tokens go to the file itself, the two other parts to files of their own and behind the
+ * tokens at the end: none of them is ever in memory as a whole. */
+struct cache_writer {
+    const char *folder;
+    char path[PATH_SIZE], part[PATH_SIZE]; /* "": a file without a name */
+    FILE *file, *trained, *offsets;
+    XXH3_state_t *hash;
+    uint64_t key;
+    cache_facts facts;
+    uint64_t bits; /* of the last, incomplete word */
+    void *narrow;  /* [BUFFER] */
+};
+
+int cache_scratch(const char *folder)
+{
+    char path[PATH_SIZE];
+    const char *tmp = folder ? folder : secure_getenv("TMPDIR");
+    if ((size_t)snprintf(path, sizeof path, "%s/megatrain-XXXXXX", tmp ? tmp : "/tmp") >=
+        sizeof path) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    int fd = mkostemp(path, O_CLOEXEC);
+    if (fd >= 0)
+        unlink(path);
+    return fd;
+}
+
+static FILE *open_scratch(const char *folder)
+{
+    int fd = cache_scratch(folder);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "w+");
+    if (!f && fd >= 0)
+        close(fd);
+    return f;
+}
+
+static FILE *open_part(cache_writer *w)
+{
+    snprintf(w->part, sizeof w->part, "%.*s.XXXXXX", PATH_SIZE - 8, w->path);
+    int fd = mkostemp(w->part, O_CLOEXEC);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "w+");
+    if (f)
+        return f;
+    if (fd >= 0) {
+        close(fd);
+        unlink(w->part);
+    }
+    w->part[0] = '\0';
+    return NULL;
+}
+
+mt_status cache_create(const char *folder, uint64_t key, int32_t width, cache_writer **ret)
+{
+    mt_status status = MT_OK;
+    cache_writer *w = calloc(1, sizeof *w);
+    if (!w)
+        return doc_nomem();
+    w->folder = folder;
+    w->key = key;
+    w->facts.width = width;
+    w->hash = XXH3_createState();
+    w->narrow = malloc(BUFFER);
+    if (!w->hash || !w->narrow) {
+        status = doc_nomem();
+        goto out;
+    }
+    XXH3_64bits_reset(w->hash);
+    if (folder && (status = make_folders(folder)))
+        goto out;
+    if (folder && !cache_path(folder, key, w->path)) {
+        status = doc_fail(MT_ERR_INVALID, "data.cache: the path is too long: %.60s...", folder);
+        goto out;
+    }
+    w->file = folder ? open_part(w) : open_scratch(NULL);
+    w->trained = open_scratch(folder);
+    w->offsets = open_scratch(folder);
+    const cache_header empty = { .size = 0 };
+    if (!w->file || !w->trained || !w->offsets || fwrite(&empty, sizeof empty, 1, w->file) != 1)
+        status = io_error(folder, "create");
+out:
+    if (status)
+        cache_abort(w);
+    else
+        *ret = w;
+    return status;
+}
+
+static mt_status put(cache_writer *w, const void *data, size_t n)
+{
+    XXH3_64bits_update(w->hash, data, n);
+    return n == 0 || fwrite(data, n, 1, w->file) == 1 ? MT_OK : io_error(w->folder, "write");
+}
+
+static mt_status put_tokens(cache_writer *w, const int32_t *ids, int64_t n)
+{
+    if (w->facts.width == 4)
+        return put(w, ids, (size_t)n * sizeof *ids);
+    enum { MOST = BUFFER / sizeof(uint16_t) };
+    uint16_t *narrow = w->narrow;
+    mt_status status = MT_OK;
+    while (n > 0 && !status) {
+        int64_t k = n < MOST ? n : MOST;
+        for (int64_t i = 0; i < k; i++)
+            narrow[i] = (uint16_t)ids[i];
+        status = put(w, narrow, (size_t)k * sizeof *narrow);
+        ids += k;
+        n -= k;
+    }
+    return status;
+}
+
+static bool put_word(cache_writer *w)
+{
+    bool good = fwrite(&w->bits, sizeof w->bits, 1, w->trained) == 1;
+    w->bits = 0;
+    return good;
+}
+
+mt_status cache_append(cache_writer *w, const int32_t *ids, const uint8_t *trained, int64_t n)
+{
+    cache_facts *f = &w->facts;
+    bool good = true;
+    uint64_t start = (uint64_t)f->tokens;
+    for (int64_t i = 0; i < n; i++) {
+        f->vocab = ids[i] >= f->vocab ? (int64_t)ids[i] + 1 : f->vocab;
+        f->trained += trained[i];
+        w->bits |= (uint64_t)trained[i] << (f->tokens % 64);
+        if (++f->tokens % 64 == 0)
+            good &= put_word(w);
+    }
+    f->documents++;
+    good &= fwrite(&start, sizeof start, 1, w->offsets) == 1;
+    return good ? put_tokens(w, ids, n) : io_error(w->folder, "write");
+}
+
+static mt_status put_file(cache_writer *w, FILE *from)
+{
+    mt_status status = MT_OK;
+    if (fflush(from) != 0)
+        return io_error(w->folder, "write");
+    rewind(from);
+    size_t n;
+    while (!status && (n = fread(w->narrow, 1, BUFFER, from)) > 0)
+        status = put(w, w->narrow, n);
+    return status || !ferror(from) ? status : io_error(w->folder, "read back");
+}
+
+static mt_status put_parts(cache_writer *w)
+{
+    static const char zeros[8];
+    const cache_facts *f = &w->facts;
+    uint64_t end = (uint64_t)f->tokens;
+    bool good = f->tokens % 64 == 0 || put_word(w);
+    good &= fwrite(&end, sizeof end, 1, w->offsets) == 1;
+    if (!good)
+        return io_error(w->folder, "write");
+    uint64_t filled = sizeof(cache_header) + (uint64_t)f->tokens * (uint64_t)f->width;
+    mt_status status = put(w, zeros, (size_t)(lay_out(f).trained - filled));
+    if (!status)
+        status = put_file(w, w->trained);
+    return status ? status : put_file(w, w->offsets);
+}
+
+static mt_status put_header(cache_writer *w)
+{
+    cache_header h;
+    memset(&h, 0, sizeof h); /* padding too: it is hashed */
+    memcpy(h.magic, CACHE_MAGIC, sizeof h.magic);
+    h.version = CACHE_VERSION;
+    h.size = sizeof h;
+    h.key = w->key;
+    h.facts = w->facts;
+    h.payload_hash = XXH3_64bits_digest(w->hash);
+    h.header_hash = hash_header(&h);
+    if (fseek(w->file, 0, SEEK_SET) != 0 || fwrite(&h, sizeof h, 1, w->file) != 1 ||
+        fflush(w->file) != 0)
+        return io_error(w->folder, "write");
+    return MT_OK;
+}
+
+mt_status cache_finish(cache_writer *w, const cache_facts *facts, cache *ret)
+{
+    cache c = { 0 };
+    w->facts.skipped = facts->skipped;
+    w->facts.untrained = facts->untrained;
+    w->facts.format = facts->format;
+    mt_status status = put_parts(w);
+    if (!status)
+        status = put_header(w);
+    if (!status)
+        status = map_file(fileno(w->file), (size_t)lay_out(&w->facts).end, w->folder, &c);
+    if (!status && w->part[0] && rename(w->part, w->path) < 0)
+        status = io_error(w->folder, "rename");
+    if (status) {
+        cache_close(&c);
+    } else {
+        w->part[0] = '\0';
+        c.facts = w->facts;
+        point(&c);
+        *ret = c;
+    }
+    cache_abort(w);
+    return status;
+}
+
+void cache_abort(cache_writer *w)
+{
+    if (!w)
+        return;
+    if (w->part[0])
+        unlink(w->part);
+    FILE *const files[] = { w->file, w->trained, w->offsets };
+    for (int i = 0; i < 3; i++)
+        if (files[i])
+            fclose(files[i]);
+    XXH3_freeState(w->hash);
+    free(w->narrow);
+    free(w);
+}

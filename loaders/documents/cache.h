@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The token cache: one file a dataset, written once, then mapped; and a memory of which files held
+ * what, so that files that did not change need not be read to know it.
+ *
+ * A file is a header, then the tokens (2 or 4 bytes each), one bit a token (trained), and the
+ * offset of each document's first token (8 bytes, with the number of tokens at the end); each part
+ * begins at a multiple of 8 bytes. All numbers are little-endian.
+ */
+#ifndef DOCUMENTS_CACHE_H
+#define DOCUMENTS_CACHE_H
+
+#include "documents.h"
+
+/* What was found while the documents were made. */
+typedef struct cache_facts {
+    int64_t documents, tokens, trained;
+    int64_t skipped;   /* malformed records */
+    int64_t untrained; /* documents without a token to train on, left out */
+    int64_t vocab;     /* one more than the largest id */
+    int32_t format;    /* doc_format of JSON records; FORMAT_AUTO: there were none */
+    int32_t width;     /* bytes of a token: 2 or 4 */
+} cache_facts;
+
+/* A mapped cache. */
+typedef struct cache {
+    cache_facts facts;
+    const void *tokens;
+    const uint8_t *trained;  /* bit i of byte i / 8 */
+    const uint64_t *offsets; /* [documents + 1] */
+    void *base;
+    size_t size;
+} cache;
+
+/* Opens FOLDER/KEY.tokens. MT_ERR_NOT_FOUND when there is none that can be used: one that is
+ * damaged is removed, with a warning. [main] */
+mt_status cache_open(const char *folder, uint64_t key, cache *ret);
+void cache_close(cache *c);
+
+typedef struct cache_writer cache_writer;
+
+/* Starts the file of `key`; in a NULL folder, one without a name. [main] */
+mt_status cache_create(const char *folder, uint64_t key, int32_t width, cache_writer **ret);
+/* Appends a document of n tokens, at least one. */
+mt_status cache_append(cache_writer *w, const int32_t *ids, const uint8_t *trained, int64_t n);
+/* Completes the file and maps it; of `facts`, those that the writer does not know itself. The
+ * writer is gone, also on failure. */
+mt_status cache_finish(cache_writer *w, const cache_facts *facts, cache *ret);
+void cache_abort(cache_writer *w); /* removes what was written; accepts NULL */
+
+/* Number of trained tokens from token `from` up to `to`. [pure] */
+int64_t cache_count_trained(const uint8_t *trained, int64_t from, int64_t to);
+
+/* A hash of the content of all files, in order. Files that were hashed before, and whose size,
+ * times, device and inode are what they were, are not read again. [main] */
+mt_status cache_hash_files(const char *folder, const mt_files *files, uint64_t *ret);
+
+/* A file without a name for what is too large to be sure of memory for it; -1 with errno set. */
+int cache_scratch(const char *folder);
+
+#endif

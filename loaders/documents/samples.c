@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Building the table of samples in one pass over the documents.
+ */
+#include "samples.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* A table of up to so many bytes is kept in memory; a larger one in a file, which the system may
+ * write out. */
+static const size_t most_memory = 256 << 20;
+
+/* ---- the table ------------------------------------------------------------------------------ */
+
+static mt_status table_error(const char *folder)
+{
+    int e = errno;
+    return doc_fail(MT_ERR_IO,
+                    "%s: no room for the table of samples: %s; choose another folder with "
+                    "data.cache",
+                    folder ? folder : "temporary files", strerror(e));
+}
+
+/* Moves a table that became large to a file. */
+static mt_status move_to_file(samples *t, size_t bytes, const char *folder)
+{
+    int fd = cache_scratch(folder);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0) {
+        mt_status status = table_error(folder);
+        if (fd >= 0)
+            close(fd);
+        return status;
+    }
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+        close(fd);
+        return table_error(folder);
+    }
+    memcpy(base, t->items, (size_t)t->n * sizeof *t->items);
+    munmap(t->items, (size_t)t->capacity * sizeof *t->items);
+    t->items = base;
+    t->fd = fd;
+    return MT_OK;
+}
+
+static mt_status grow(samples *t, const char *folder)
+{
+    enum { FIRST = 4096 };
+    int64_t capacity = t->capacity ? 2 * t->capacity : FIRST;
+    size_t old = (size_t)t->capacity * sizeof *t->items, bytes = 2 * old;
+    void *base;
+    mt_status status = MT_OK;
+    if (!t->items) {
+        bytes = FIRST * sizeof *t->items;
+        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    } else if (t->fd < 0 && bytes > most_memory) {
+        status = move_to_file(t, bytes, folder);
+        base = t->items;
+    } else {
+        if (t->fd >= 0 && ftruncate(t->fd, (off_t)bytes) < 0)
+            return table_error(folder);
+        base = mremap(t->items, old, bytes, MREMAP_MAYMOVE);
+    }
+    if (status)
+        return status;
+    if (base == MAP_FAILED)
+        return t->fd < 0 ? doc_nomem() : table_error(folder);
+    t->items = base;
+    t->capacity = capacity;
+    return MT_OK;
+}
+
+void samples_free(samples *t)
+{
+    if (t->items)
+        munmap(t->items, (size_t)t->capacity * sizeof *t->items);
+    if (t->items && t->fd >= 0)
+        close(t->fd);
+    *t = (samples){ .fd = -1 };
+}
+
+/* ---- cutting -------------------------------------------------------------------------------- */
+
+typedef struct cutter {
+    const source *source;
+    int64_t inputs;
+    doc_long policy;
+    const char *folder;
+    samples *table;
+} cutter;
+
+/* Adds the tokens from `from` up to `to`, which are at least two. */
+static mt_status add(cutter *c, int64_t plane_index, int64_t from, int64_t to)
+{
+    samples *t = c->table;
+    const plane *p = &c->source->planes[plane_index];
+    int64_t targets = p->trained ? cache_count_trained(p->trained, from + 1, to) : to - from - 1;
+    if (targets == 0) {
+        t->empty++;
+        return MT_OK;
+    }
+    if (t->n == t->capacity) {
+        mt_status status = grow(t, c->folder);
+        if (status)
+            return status;
+    }
+    t->items[t->n++] =
+        (sample){ .start = (uint64_t)plane_index << SAMPLE_PLANE_SHIFT | (uint64_t)from,
+                  .n = (uint32_t)(to - from),
+                  .targets = (uint32_t)targets };
+    t->tokens += to - from - 1;
+    t->targets += targets;
+    return MT_OK;
+}
+
+static mt_status cut(cutter *c, int64_t plane_index, int64_t from, int64_t to)
+{
+    samples *t = c->table;
+    int64_t n = to - from;
+    if (n < 2) {
+        t->empty += n;
+        return MT_OK;
+    }
+    t->longest = n > t->longest ? n : t->longest;
+    if (n - 1 <= c->inputs)
+        return add(c, plane_index, from, to);
+    if (c->policy == LONG_DROP) {
+        t->dropped++;
+        return MT_OK;
+    }
+    t->cut++;
+    if (c->policy == LONG_TRUNCATE)
+        return add(c, plane_index, from, from + c->inputs + 1);
+    mt_status status = MT_OK;
+    for (int64_t at = from; at + 1 < to && !status; at += c->inputs)
+        status = add(c, plane_index, at, at + c->inputs + 1 < to ? at + c->inputs + 1 : to);
+    return status;
+}
+
+/* The end of the document that begins at token `at` of a token file, behind its end token; notes
+ * the largest id on the way. */
+static int64_t find_end(const plane *p, int64_t at, int64_t *vocab)
+{
+    while (at < p->n) {
+        int32_t id = plane_token(p, at++);
+        *vocab = id >= *vocab ? (int64_t)id + 1 : *vocab;
+        if (id == p->end)
+            break;
+    }
+    return at;
+}
+
+static mt_status cut_token_file(cutter *c, int64_t plane_index)
+{
+    const plane *p = &c->source->planes[plane_index];
+    mt_status status = token_file_check(p->file);
+    doc_long policy = c->policy;
+    if (p->end < 0) /* one stream of windows, not one long document */
+        c->policy = LONG_SPLIT;
+    for (int64_t at = 0; at < p->n && !status;) {
+        int64_t end = find_end(p, at, &c->table->vocab);
+        status = cut(c, plane_index, at, end);
+        at = end;
+    }
+    if (!status && (c->table->vocab > INT32_MAX || c->table->vocab < 1))
+        status = doc_fail(MT_ERR_FORMAT, "%s: holds ids above 2^31 - 1; is data.dtype right?",
+                          p->file->path);
+    c->policy = policy;
+    return status;
+}
+
+static mt_status cut_cache(cutter *c, int64_t plane_index)
+{
+    const plane *p = &c->source->planes[plane_index];
+    mt_status status = MT_OK;
+    for (int64_t i = 0; i < p->documents && !status; i++)
+        status = cut(c, plane_index, (int64_t)p->offsets[i], (int64_t)p->offsets[i + 1]);
+    c->table->vocab = c->source->cache.facts.vocab;
+    return status;
+}
+
+mt_status samples_build(const source *s, int64_t inputs, doc_long policy, const char *folder,
+                        samples *ret)
+{
+    samples t = { .fd = -1 };
+    if (policy == LONG_AUTO)
+        policy = s->conversations ? LONG_TRUNCATE : LONG_SPLIT;
+    cutter c = { s, inputs, policy, folder, &t };
+    mt_status status = MT_OK;
+    for (int64_t i = 0; i < s->n_planes && !status; i++)
+        status = s->planes[i].file ? cut_token_file(&c, i) : cut_cache(&c, i);
+    if (status)
+        samples_free(&t);
+    else
+        *ret = t;
+    return status;
+}

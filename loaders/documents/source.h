@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A dataset as documents of tokens in memory that is mapped: of its token cache, made when there is
+ * none, or of its token files.
+ */
+#ifndef DOCUMENTS_SOURCE_H
+#define DOCUMENTS_SOURCE_H
+
+#include "cache.h"
+#include "encode.h"
+#include "token_file.h"
+
+/* Documents one after the other. */
+typedef struct plane {
+    const void *tokens; /* [n], 2 or 4 bytes each */
+    int32_t width;
+    int64_t n;
+    const uint8_t *trained;  /* a bit a token; NULL: all */
+    const uint64_t *offsets; /* [documents + 1]; NULL: documents end at end tokens */
+    int64_t documents;
+    int32_t end;            /* -1: the plane is one long document */
+    const token_file *file; /* to look after; NULL for a cache */
+} plane;
+
+typedef struct source {
+    plane *planes;
+    int64_t n_planes;
+    cache cache;
+    token_file *files;
+    int64_t n_files;
+    const char *format; /* for the log */
+    int64_t skipped, untrained;
+    bool conversations; /* long documents are truncated where nothing else is said */
+    bool cached;        /* the tokens were there already */
+} source;
+
+/* Opens a dataset. `folder` is for caches, NULL for none. [main] */
+mt_status source_open(const mt_data_request *request, const doc_options *o, const doc_dataset *d,
+                      const char *folder, source *ret);
+void source_close(source *s);
+
+static inline int32_t plane_token(const plane *p, int64_t i)
+{
+    return p->width == 2 ? ((const uint16_t *)p->tokens)[i]
+                         : (int32_t)((const uint32_t *)p->tokens)[i];
+}
+
+#endif

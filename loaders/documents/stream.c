@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which samples an epoch consists of, in which order, and which of them are this rank's. Everything
+ * is a function of (seed, epoch, index): seeking is exact and free.
+ *
+ * A dataset of n samples and weight w gives round(w n) of them, at least one, to each epoch. It is
+ * gone through again and again, in a new order each time, and every epoch goes on where the one
+ * before stopped: of weight 2 an epoch sees every sample twice, of weight 0.5 two epochs see every
+ * one once.
+ */
+#include "stream.h"
+#include "samples.h"
+
+#include <math.h>
+#include <megatrain/order.h>
+
+typedef struct dataset {
+    source source;
+    samples samples;
+    int64_t held_out; /* samples that are validation */
+    int64_t n;        /* of this split */
+    int64_t an_epoch; /* of them in each epoch, all ranks */
+    int64_t first_id; /* of its samples, which are numbered through */
+} dataset;
+
+typedef struct stream {
+    dataset *datasets;
+    int64_t n_datasets;
+    mt_split split;
+    uint64_t seed;
+    int32_t rank, world;
+    bool shuffle;
+    int64_t all, mine; /* samples in an epoch, of all ranks and of this one */
+    int64_t tokens;    /* inputs in an epoch of this rank: the sum of n - 1 */
+    int64_t epoch, index;
+    int32_t *ids;     /* [longest sample] */
+    uint8_t *trained; /* the same */
+} stream;
+
+/* ---- order ---------------------------------------------------------------------------------- */
+
+/* The k-th sample of this split. */
+static const sample *sample_of(const stream *t, const dataset *d, int64_t k)
+{
+    bool held_out = t->split == MT_SPLIT_VALIDATION;
+    return &d->samples.items[mt_order_split(d->samples.n, d->held_out, held_out, k)];
+}
+
+/* A sample by its place in the epoch, counted over all datasets and ranks. */
+static const sample *sample_at(const stream *t, int64_t epoch, int64_t place, const dataset **ret_d)
+{
+    bool training = t->split == MT_SPLIT_TRAIN, shuffle = training && t->shuffle;
+    if (shuffle)
+        place = mt_order_permute(mt_order_key(t->seed, epoch), t->all, place);
+    const dataset *d = t->datasets;
+    for (; place >= d->an_epoch; d++)
+        place -= d->an_epoch;
+    *ret_d = d;
+    if (training) {
+        place += epoch * d->an_epoch;
+        int64_t pass = place / d->n;
+        place %= d->n;
+        if (shuffle)
+            place = mt_order_permute(
+                mt_order_key(t->seed ^ mt_order_mix((uint64_t)(d - t->datasets) + 1), pass), d->n,
+                place);
+    }
+    return sample_of(t, d, place);
+}
+
+/* Inputs of this rank in an epoch. Where that changes from epoch to epoch, since other samples are
+ * chosen or dealt to it, it is the mean, rounded. */
+static int64_t count_tokens(const stream *t)
+{
+    double mean = 0;
+    int64_t exact = 0;
+    if (t->split == MT_SPLIT_VALIDATION && t->world > 1) {
+        const dataset *d;
+        for (int64_t i = 0; i < t->mine; i++)
+            exact += sample_at(t, 0, i * t->world + t->rank, &d)->n - 1;
+        return exact;
+    }
+    for (int64_t i = 0; i < t->n_datasets; i++) {
+        const dataset *d = &t->datasets[i];
+        int64_t sum = 0;
+        for (int64_t k = 0; k < d->n; k++)
+            sum += sample_of(t, d, k)->n - 1;
+        if (d->n > 0)
+            mean += (double)sum / (double)d->n * (double)d->an_epoch;
+    }
+    return t->all ? llround(mean * (double)t->mine / (double)t->all) : 0;
+}
+
+/* ---- opening -------------------------------------------------------------------------------- */
+
+static const char *cache_folder(const mt_data_request *r, const doc_options *o)
+{
+    if (strcmp(o->cache, "off") == 0)
+        return NULL;
+    return strcmp(o->cache, "auto") == 0 ? r->cache_folder : o->cache;
+}
+
+/* One line on what a dataset is, and warnings on what was left out of it. */
+static void report(const dataset *d, const char *key)
+{
+    const samples *t = &d->samples;
+    const source *s = &d->source;
+    double mean = t->n ? (double)(t->tokens + t->n) / (double)t->n : 0;
+    doc_log(MT_LOG_INFO,
+            "data: %s: %s%s: %lld sample%s of %.0f tokens in the mean, %lld tokens, %lld of them "
+            "trained; longest document %lld",
+            key, s->format, s->cached ? " (cached)" : "", (long long)t->n, t->n == 1 ? "" : "s",
+            mean, (long long)(t->tokens + t->n), (long long)t->targets, (long long)t->longest);
+    if (s->skipped)
+        doc_log(MT_LOG_WARNING, "data: %s: malformed records, skipped: %lld", key,
+                (long long)s->skipped);
+    if (s->untrained + t->empty)
+        doc_log(MT_LOG_WARNING, "data: %s: samples without a token to train on, left out: %lld",
+                key, (long long)(s->untrained + t->empty));
+    if (t->dropped)
+        doc_log(MT_LOG_WARNING, "data: %s: documents longer than max_seq_len, left out: %lld", key,
+                (long long)t->dropped);
+    if (t->cut)
+        doc_log(MT_LOG_INFO, "data: %s: documents longer than max_seq_len, cut: %lld", key,
+                (long long)t->cut);
+}
+
+static mt_status open_dataset(stream *t, const mt_data_request *r, const doc_options *o,
+                              const doc_dataset *from)
+{
+    const char *folder = cache_folder(r, o);
+    dataset *d = &t->datasets[t->n_datasets];
+    mt_status status = source_open(r, o, from, folder, &d->source);
+    if (!status)
+        status = samples_build(&d->source, r->max_seq_len, o->long_documents, folder, &d->samples);
+    if (status) {
+        source_close(&d->source);
+        return status;
+    }
+    t->n_datasets++;
+    int64_t n = d->samples.n;
+    if (from != &o->validation)
+        d->held_out = mt_order_held_out(n, o->validation_split);
+    else
+        d->held_out = n;
+    d->n = t->split == MT_SPLIT_VALIDATION ? d->held_out : n - d->held_out;
+    d->an_epoch = d->n;
+    if (t->split == MT_SPLIT_TRAIN && d->n > 0)
+        d->an_epoch = llround(fmax(1, (double)d->n * from->weight));
+    if (t->n_datasets > 1)
+        d->first_id = d[-1].first_id + d[-1].samples.n;
+    t->all += d->an_epoch;
+    if (t->split == MT_SPLIT_TRAIN || from == &o->validation)
+        report(d, from->key);
+    if (n == 0)
+        return r->config->reject(r->config, from->key,
+                                 "hold no sample with a token to train on; expected at least one");
+    return MT_OK;
+}
+
+/* Keys that say something about data that is not there would be ignored in silence. */
+static mt_status check_keys(const stream *t, const mt_config *c)
+{
+    bool text = false, turns = false, bare = false;
+    for (int64_t i = 0; i < t->n_datasets; i++) {
+        const source *s = &t->datasets[i].source;
+        turns |= s->conversations || strcmp(s->format, doc_format_names[FORMAT_TOKENIZED]) == 0;
+        bare |= s->n_files > 0;
+        text |= s->n_files == 0;
+    }
+    if (c->has(c, "train_on") && !turns)
+        return c->reject(c, "train_on",
+                         "says what is trained of conversations and completions; there are none");
+    if (c->has(c, "dtype") && !bare)
+        return c->reject(c, "dtype", "belongs to token files (.bin); there are none");
+    if (c->has(c, "end_token") && !bare)
+        return c->reject(c, "end_token", "belongs to token files (.bin); there are none");
+    if (c->has(c, "document_separator") && !text)
+        return c->reject(c, "document_separator", "belongs to text; there are token files only");
+    return MT_OK;
+}
+
+static mt_status open_datasets(stream *t, const mt_data_request *r, const doc_options *o)
+{
+    bool apart = o->validation.files.n > 0 && t->split == MT_SPLIT_VALIDATION;
+    int64_t n = apart ? 1 : o->n_train;
+    t->datasets = calloc((size_t)n, sizeof *t->datasets);
+    if (!t->datasets)
+        return doc_nomem();
+    mt_status status = MT_OK;
+    for (int64_t i = 0; i < n && !status; i++)
+        status = open_dataset(t, r, o, apart ? &o->validation : &o->train[i]);
+    if (!status && !apart)
+        status = check_keys(t, r->config);
+    if (status)
+        return status;
+    t->mine = t->all > t->rank ? (t->all - t->rank + t->world - 1) / t->world : 0;
+    if (t->split == MT_SPLIT_TRAIN && t->all < t->world)
+        return r->config->reject(r->config, o->train[0].key,
+                                 "hold %lld samples, too few for %d ranks; give more data",
+                                 (long long)t->all, t->world);
+    t->tokens = count_tokens(t);
+    return MT_OK;
+}
+
+static mt_status allocate(stream *t)
+{
+    int64_t longest = 1;
+    for (int64_t i = 0; i < t->n_datasets; i++)
+        for (int64_t k = 0; k < t->datasets[i].samples.n; k++) {
+            int64_t n = t->datasets[i].samples.items[k].n;
+            longest = n > longest ? n : longest;
+        }
+    t->ids = malloc((size_t)longest * sizeof *t->ids);
+    t->trained = malloc((size_t)longest);
+    return t->ids && t->trained ? MT_OK : doc_nomem();
+}
+
+mt_status stream_open(const mt_data_request *request, void **ret_stream)
+{
+    const mt_data_request *r = request;
+    if (r->max_seq_len < 1 || r->max_seq_len > INT32_MAX - 1 || r->world < 1 || r->rank < 0 ||
+        r->rank >= r->world)
+        return doc_fail(MT_ERR_INVALID,
+                        "data: max_seq_len %lld, rank %d of %d; expected 1 to 2^31 - 2, and a rank "
+                        "below their number",
+                        (long long)r->max_seq_len, r->rank, r->world);
+    doc_options o = { 0 };
+    stream *t = calloc(1, sizeof *t);
+    if (!t)
+        return doc_nomem();
+    t->split = r->split;
+    t->seed = r->seed;
+    t->rank = r->rank;
+    t->world = r->world;
+    mt_status status = doc_options_read(r, &o);
+    t->shuffle = o.shuffle;
+    if (!status)
+        status = open_datasets(t, r, &o);
+    if (!status)
+        status = allocate(t);
+    doc_options_finish(&o);
+    if (status)
+        stream_close(t);
+    else
+        *ret_stream = t;
+    return status;
+}
+
+void stream_close(void *stream_)
+{
+    stream *t = stream_;
+    if (!t)
+        return;
+    for (int64_t i = 0; i < t->n_datasets; i++) {
+        source_close(&t->datasets[i].source);
+        samples_free(&t->datasets[i].samples);
+    }
+    free(t->datasets);
+    free(t->ids);
+    free(t->trained);
+    free(t);
+}
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+void stream_size(const void *stream_, int64_t *ret_documents, int64_t *ret_tokens)
+{
+    const stream *t = stream_;
+    *ret_documents = t->mine;
+    *ret_tokens = t->tokens;
+}
+
+/* Widens the sample's tokens and their marks. */
+static void unpack(stream *t, const plane *p, int64_t from, int64_t n)
+{
+    if (p->width == 2) {
+        const uint16_t *ids = (const uint16_t *)p->tokens + from;
+        for (int64_t i = 0; i < n; i++)
+            t->ids[i] = ids[i];
+    } else {
+        memcpy(t->ids, (const int32_t *)p->tokens + from, (size_t)n * sizeof *t->ids);
+    }
+    t->trained[0] = 0; /* of a later piece it is a target of the one before */
+    for (int64_t i = 1; p->trained && i < n; i++)
+        t->trained[i] = p->trained[(from + i) / 8] >> ((from + i) % 8) & 1;
+}
+
+mt_status stream_next(void *stream_, mt_document *ret)
+{
+    stream *t = stream_;
+    if (t->index == t->mine) {
+        if (t->split == MT_SPLIT_VALIDATION)
+            return MT_END;
+        t->epoch++;
+        t->index = 0;
+    }
+    const dataset *d;
+    const sample *s = sample_at(t, t->epoch, t->index++ * t->world + t->rank, &d);
+    const plane *p = &d->source.planes[s->start >> SAMPLE_PLANE_SHIFT];
+    mt_status status = p->file ? token_file_check(p->file) : MT_OK;
+    if (status)
+        return status;
+    int64_t from = (int64_t)(s->start & (((uint64_t)1 << SAMPLE_PLANE_SHIFT) - 1));
+    unpack(t, p, from, s->n);
+    *ret = (mt_document){ .tokens = t->ids,
+                          .loss_mask = p->trained ? t->trained : NULL,
+                          .n = s->n,
+                          .id = d->first_id + (s - d->samples.items) };
+    return MT_OK;
+}
+
+void stream_tell(const void *stream_, int64_t *ret_epoch, int64_t *ret_index)
+{
+    const stream *t = stream_;
+    bool turn = t->split == MT_SPLIT_TRAIN && t->index == t->mine;
+    *ret_epoch = turn ? t->epoch + 1 : t->epoch;
+    *ret_index = turn ? 0 : t->index;
+}
+
+mt_status stream_seek(void *stream_, int64_t epoch, int64_t index)
+{
+    stream *t = stream_;
+    if (epoch < 0 || index < 0 || index > t->mine || (t->split == MT_SPLIT_VALIDATION && epoch > 0))
+        return doc_fail(MT_ERR_INVALID,
+                        "data: cannot go to document %lld of epoch %lld: an epoch has %lld "
+                        "documents; the data is not that of the checkpoint",
+                        (long long)index, (long long)epoch, (long long)t->mine);
+    t->epoch = epoch;
+    t->index = index;
+    return MT_OK;
+}
+
+int64_t stream_vocab_size(const void *stream_)
+{
+    const stream *t = stream_;
+    int64_t vocab = 0;
+    for (int64_t i = 0; i < t->n_datasets; i++)
+        vocab = t->datasets[i].samples.vocab > vocab ? t->datasets[i].samples.vocab : vocab;
+    return vocab;
+}

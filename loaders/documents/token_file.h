@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Token files (.bin): those of llm.c, which say in a header what they hold, and bare arrays of
+ * 16- or 32-bit numbers as nanoGPT writes them.
+ */
+#ifndef DOCUMENTS_TOKEN_FILE_H
+#define DOCUMENTS_TOKEN_FILE_H
+
+#include "documents.h"
+
+typedef struct token_file {
+    const void *tokens;
+    int32_t width; /* bytes of a token: 2 or 4 */
+    int64_t n;
+    void *base;
+    size_t size;
+    int fd;
+    char *path; /* for messages */
+} token_file;
+
+/* Maps a file. Without a header it needs the `dtype` key. [main] */
+mt_status token_file_open(const mt_config *config, const doc_options *o, const char *path,
+                          token_file *ret);
+void token_file_close(token_file *f);
+
+/* Fails when the file has become shorter: reading what is gone would end the process. */
+mt_status token_file_check(const token_file *f);
+
+#endif
