@@ -15,6 +15,9 @@
 /* The format of weights and checkpoints. */
 #define SESSION_FORMAT "safetensors"
 
+/* The tokenizer that says what is wrong with a path that none can read. */
+#define SESSION_TOKENIZER "tokenizer"
+
 enum { SESSION_PATH = 4096 };
 
 typedef struct session {
@@ -84,6 +87,10 @@ mt_status session_open_device(session *s, const char *kind, const char *precisio
 mt_status session_open_model(session *s, const char *path);
 
 mt_status session_open_optim(session *s, const run_manifest *run);
+
+/* The plugin whose tokenizer to open `path` with: the first one that can read it; where there is
+ * none SESSION_TOKENIZER, whose open says what is wrong with the path. */
+mt_status session_find_tokenizer(const char *path, const mt_tokenizer **ret);
 
 /* `tokenizer` is a folder or file, or "auto": the one in the model's folder, where a plugin can
  * read it, the bytes themselves for a vocabulary of 256, else none. `chat_format` is a name,

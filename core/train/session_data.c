@@ -18,7 +18,6 @@ enum { BYTE_VOCAB = 256 };
 
 /* ---- tokenizer ------------------------------------------------------------------------------- */
 
-/* The first tokenizer plugin that can read `path`; NULL when there is none. */
 static const mt_tokenizer *probe_tokenizers(const char *path)
 {
     for (int32_t i = 0; i < registry_count(); i++) {
@@ -31,6 +30,17 @@ static const mt_tokenizer *probe_tokenizers(const char *path)
             return table;
     }
     return NULL;
+}
+
+mt_status session_find_tokenizer(const char *path, const mt_tokenizer **ret)
+{
+    const void *table = probe_tokenizers(path);
+    mt_status st = MT_OK;
+    if (!table)
+        st = registry_find(PLUGIN_LOADER, SESSION_TOKENIZER, MT_TOKENIZER_INTERFACE, &table, NULL);
+    if (st == MT_OK)
+        *ret = table;
+    return st;
 }
 
 static mt_status read_tokenizer(session *s, const mt_tokenizer *tokenizer, const char *path)
@@ -60,16 +70,13 @@ static mt_status open_bytes(session *s)
 
 static mt_status open_tokenizer(session *s, const char *path)
 {
-    bool automatic = strcmp(path, "auto") == 0;
-    const char *from = automatic ? s->source.weights : path;
-    const mt_tokenizer *tokenizer = from ? probe_tokenizers(from) : NULL;
-    if (tokenizer)
-        return read_tokenizer(s, tokenizer, from);
-    if (!automatic)
-        return status_set(MT_ERR_NOT_FOUND,
-                          "%s: no plugin reads a tokenizer from it; expected a tokenizer.json or a "
-                          "folder that has one",
-                          path);
+    const mt_tokenizer *tokenizer = NULL;
+    if (strcmp(path, "auto") != 0) {
+        mt_status st = session_find_tokenizer(path, &tokenizer);
+        return st == MT_OK ? read_tokenizer(s, tokenizer, path) : st;
+    }
+    if (s->source.weights && (tokenizer = probe_tokenizers(s->source.weights)))
+        return read_tokenizer(s, tokenizer, s->source.weights);
     return s->model->vocab == BYTE_VOCAB ? open_bytes(s) : MT_OK;
 }
 

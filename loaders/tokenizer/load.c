@@ -405,7 +405,12 @@ static mt_status find_file(const char *path, char ret_file[4096], char ret_folde
     const char *slash = strrchr(path, '/');
     snprintf(ret_folder, 4096, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
     snprintf(ret_file, 4096, "%s", path);
-    return ends_with(path, ".json") ? MT_OK : explain_absence(ret_folder);
+    if (ends_with(path, ".json"))
+        return MT_OK;
+    if (ends_with(path, ".model") || ends_with(path, ".tiktoken"))
+        return explain_absence(ret_folder);
+    return tok_fail(MT_ERR_INVALID,
+                    "%s: is no tokenizer.json; expected one, or a folder that has one", path);
 }
 
 static tokenizer *create(void)

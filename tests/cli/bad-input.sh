@@ -78,7 +78,7 @@ expect 1 'bad.yaml:' 'eval_steps' 'there is no validation data' -- train bad.yam
 
 expect 1 "'data.tokenizer' names 'nowhere', which does not exist" \
     -- train run.yaml output_dir=new data.tokenizer=nowhere
-expect 1 "'data.tokenizer' cannot be had" 'no plugin reads a tokenizer from it' \
+expect 1 "'data.tokenizer' cannot be had" 'text.txt: is no tokenizer.json; expected one, or a folder that has one' \
     -- train run.yaml output_dir=new data.tokenizer=text.txt
 
 # ---- plugins ---------------------------------------------------------------------------------------
