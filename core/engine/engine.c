@@ -328,7 +328,7 @@ static void run_step(engine *e, const step_batch *batch, bool update,
                      const engine_step_params *params)
 {
     bool clip = e->p->request.max_grad_norm > 0;
-    e->traffic.first_event = atomic_load(&e->time.next);
+    e->traffic.first_event = e->traffic.end_event;
     e->step = (step_state){ .batch = batch,
                             .update = update,
                             .immediate = update && !clip,
@@ -339,6 +339,8 @@ static void run_step(engine *e, const step_batch *batch, bool update,
     pass_train(e);
     lander_wait(e, e->landings_given);
     step_sum_loss(e);
+    /* What the updates that follow write on the timeline is the next step's. */
+    e->traffic.end_event = atomic_load(&e->time.next);
 }
 
 /* The global L2 norm, in double: parameters with one contribution were summed on the device, the
@@ -377,13 +379,19 @@ static void start_updates(engine *e)
     for (int32_t u = 0; u < e->m->n_units; u++)
         for (int32_t i = 0; i < e->m->n_params; i++) {
             const model_param *p = &e->m->params[i];
-            if (p->unit == u && !(p->flags & MT_PARAM_FROZEN))
+            if (p->unit != u || (p->flags & MT_PARAM_FROZEN))
+                continue;
+            if (stays_for_norm(e, i))
+                pool_announce(e, i);
+            else
                 pool_submit(e, &(work){ .kind = WORK_UPDATE_PLANE,
                                         .param = i,
                                         .end = p->elems,
                                         .slice = layout_slice(p, e->l.slab_elems),
                                         .update = e->step.params });
         }
+    if (e->p->held)
+        lander_release(e);
 }
 
 mt_status engine_step(engine *e, const step_batch *batch, const engine_step_params *params,
@@ -415,14 +423,14 @@ mt_status engine_step(engine *e, const step_batch *batch, const engine_step_para
     st = engine_alive(e);
     if (st < 0)
         return st;
-    if (clip && r.updated)
-        start_updates(e);
     e->s->version++;
     if (e->step.bad_unit >= 0)
         return status_set(MT_ERR_NUMERIC,
                           "step %lld: the gradient of unit '%s' is not finite, and units above it "
                           "are already updated (max_grad_norm is 0): resume from a checkpoint",
                           (long long)params->step, e->m->units[e->step.bad_unit].name);
+    if (clip && r.updated)
+        start_updates(e);
     if (e->serial)
         pool_wait_idle(e);
     time_account(e, from, &r);
@@ -455,9 +463,10 @@ mt_status engine_eval(engine *e, const step_batch *batch, double *ret_loss_sum)
 mt_status engine_gradients(engine *e, const step_batch *batch, double *ret_loss_sum,
                            float *const *ret_grads)
 {
-    if (!e->training || (!e->l.grad_plane && !e->l.narrow_plane))
-        return status_set(MT_ERR_INVALID, "gradients are read from the gradient plane, which this "
-                                          "plan does not have (max_grad_norm: 0)");
+    if (!e->training || (!e->l.grad_plane && !e->l.narrow_plane && !e->p->held))
+        return status_set(MT_ERR_INVALID,
+                          "gradients are read where they wait for their norm, which "
+                          "they do not in this plan (max_grad_norm: 0)");
     mt_status st = engine_alive(e);
     if (st == MT_OK)
         st = check_batch(e, batch, true);
@@ -477,6 +486,8 @@ mt_status engine_gradients(engine *e, const step_batch *batch, double *ret_loss_
         else
             memset(ret_grads[i], 0, bytes);
     }
+    if (e->p->held)
+        lander_read(e, ret_grads);
     *ret_loss_sum = e->step.loss_sum;
     return MT_OK;
 }

@@ -93,8 +93,8 @@ void engine_bytes(const engine *e, int64_t ret_bytes[PLAN_TIERS]);
 /* ---- gradients for tests: forward and backward without any update ---------------------------- */
 
 /* Runs one step's forward and backward; the gradient of every parameter (FP32, true shape, no
- * clipping) goes to ret_grads[param] (caller's memory, model_param.elems). Needs a plan with a
- * gradient plane. [main] */
+ * clipping) goes to ret_grads[param] (caller's memory, model_param.elems). Needs a plan with
+ * clipping, or with a gradient plane. [main] */
 mt_status engine_gradients(engine *e, const step_batch *batch, double *ret_loss_sum,
                            float *const *ret_grads);
 

@@ -2,7 +2,8 @@
  *
  * The lander: takes the gradients of units off the device, in slices, and hands them on. With a
  * gradient plane the first contribution of a step is copied there and later ones are added in
- * order; without one, slices go by slab straight to the optimizer. Alone feeds the copy-out queue.
+ * order; without one, slices go by slab straight to the optimizer, during backward or, where they
+ * are held for their norm, once that is known. Alone feeds the copy-out queue.
  *
  * Gradients leave as FP32 or as BF16. What is added up on the host is FP32 always.
  */
@@ -56,15 +57,22 @@ static void check_unit(engine *e, int32_t unit)
 /* ---- slices in flight ------------------------------------------------------------------------
  */
 
+/* Drops or disarms what may not update. An announced update may: its step is over. */
+static bool may_go(engine *e, work *w)
+{
+    if (w->announced || !e->step.discard)
+        return true;
+    w->then_update = false;
+    return w->kind != WORK_UPDATE_SLAB && w->kind != WORK_UPDATE_ROWS;
+}
+
 static void hand_over(engine *e, work w)
 {
-    if (e->step.discard && (w.kind == WORK_UPDATE_SLAB || w.kind == WORK_UPDATE_ROWS)) {
+    if (!may_go(e, &w)) {
         if (w.slab)
             pool_release_slab(e, w.slab);
         return;
     }
-    if (e->step.discard)
-        w.then_update = false;
     chaos_sleep(e, &e->lander_rng);
     pool_submit(e, &w);
 }
@@ -108,6 +116,8 @@ typedef struct contribution {
     bool first;  /* of this step */
     bool again;  /* an earlier slot of the same unit contributes too */
     bool update; /* the last one of this step, and updates are immediate */
+    bool held;   /* the only one, and its update has been announced */
+    update_params params;
 } contribution;
 
 /* Contributions are added in the order in which they were formed: earlier ones come first. */
@@ -138,8 +148,6 @@ static void land_dense(engine *e, const contribution *c, const char *src)
             e->complete[e->n_complete++] = c->param;
         return;
     }
-    if (!plane && !e->step.update)
-        return;
     if (!c->first)
         finish_earlier(e, c);
     int64_t slice = layout_slice(p, e->l.slab_elems);
@@ -153,7 +161,8 @@ static void land_dense(engine *e, const contribution *c, const char *src)
                            .slice = n,
                            .first_share = c->first,
                            .then_update = plane && c->update,
-                           .update = e->step.params },
+                           .announced = c->held,
+                           .update = c->params },
                    src + first * e->l.grad_size, n);
     }
 }
@@ -165,8 +174,6 @@ static void land_rows(engine *e, const contribution *c, const char *src, int32_t
     const model_param *p = &e->m->params[c->param];
     const group_set *s = &e->set[set];
     bool plane = e->plane[c->param] || e->narrow[c->param];
-    if (!plane && !e->step.update)
-        return;
     if (!c->first)
         finish_earlier(e, c);
     int64_t slice = layout_slice(p, e->l.slab_elems);
@@ -182,7 +189,8 @@ static void land_rows(engine *e, const contribution *c, const char *src, int32_t
                    .set = set,
                    .first_share = c->first,
                    .then_update = plane && c->update,
-                   .update = e->step.params };
+                   .announced = c->held,
+                   .update = c->params };
         if (rows > 0)
             copy_slice(e, w, src + row * p->cols * e->l.grad_size, rows * p->cols);
         else
@@ -198,40 +206,58 @@ static bool used_before(const model_unit *u, uint32_t slot)
     return false;
 }
 
+/* What slot k of the unit contributes as its gradients are complete. */
+static contribution contribute(engine *e, const landing *l, uint32_t k)
+{
+    const model_unit *u = &e->m->units[l->unit];
+    int64_t shares = e->p->device_sums ? 1 : e->step.seq.n_groups; /* of a slot, in a step */
+    int32_t param = u->slot[k];
+    int64_t count = ++e->landed[param];
+    return (contribution){ .param = param,
+                           .first = count == 1,
+                           .again = used_before(u, k),
+                           .update = e->step.immediate && count == e->contributors[param] * shares,
+                           .params = l->update };
+}
+
+/* While the next step runs nothing of e->step may be looked at: held gradients are complete, and
+ * known to be finite. */
+static void land_slot(engine *e, const landing *l, uint32_t k)
+{
+    int32_t param = e->m->units[l->unit].slot[k];
+    bool stays = stays_for_norm(e, param);
+    contribution c = { .param = param, .first = true, .held = true, .params = l->update };
+    if (!l->held)
+        c = contribute(e, l, k);
+    if (stays != l->held)
+        return;
+    const tpl_plan *t = e->p->tpl[l->unit];
+    const char *src = (const char *)e->grads[l->buffer].data + t->slot_offset[k] * e->l.grad_size;
+    if (t->t->params[k].gathered)
+        land_rows(e, &c, src, l->set);
+    else
+        land_dense(e, &c, src);
+}
+
 static void land(engine *e, const landing *l, int64_t number)
 {
     const model_unit *u = &e->m->units[l->unit];
-    const tpl_plan *t = e->p->tpl[l->unit];
     grad_buffer *g = &e->grads[l->buffer];
-    bool immediate = e->step.immediate && l->last_group;
-    int64_t shares = e->p->device_sums ? 1 : e->step.seq.n_groups; /* of a slot, in a step */
 
     chaos_delay(e, e->q_out, &e->lander_rng);
     e->b->event_wait(e->dev, e->q_out, g->ready);
     g->copy_out = time_begin(e, e->q_out, TRACK_OUT, EVENT_COPY_OUT, l->unit, -1);
-    if (immediate) {
+    if (!l->held && l->last_group && e->step.immediate) {
         /* Nothing may be handed to the optimizer before both are known to be finite. */
         e->b->event_sync(e->dev, g->ready);
         check_unit(e, l->unit);
     }
-    for (uint32_t k = 0; k < u->t->n_params; k++) {
-        int32_t param = u->slot[k];
-        if (e->m->params[param].flags & MT_PARAM_FROZEN)
-            continue;
-        int64_t count = ++e->landed[param];
-        contribution c = { .param = param,
-                           .first = count == 1,
-                           .again = used_before(u, k),
-                           .update =
-                               e->step.immediate && count == e->contributors[param] * shares };
-        const char *src = (const char *)g->data + t->slot_offset[k] * e->l.grad_size;
-        if (u->t->params[k].gathered)
-            land_rows(e, &c, src, l->set);
-        else
-            land_dense(e, &c, src);
-    }
+    for (uint32_t k = 0; k < u->t->n_params; k++)
+        if (!(e->m->params[u->slot[k]].flags & MT_PARAM_FROZEN))
+            land_slot(e, l, k);
     time_end(e, e->q_out, g->copy_out);
-    chaos_poison(e, e->q_out, g->data, g->bytes);
+    if (l->held == e->p->held)
+        chaos_poison(e, e->q_out, g->data, g->bytes);
     e->b->event_record(e->dev, g->free, e->q_out);
 
     pthread_mutex_lock(&e->lock);
@@ -257,12 +283,6 @@ static void land(engine *e, const landing *l, int64_t number)
     e->landings_done = number;
     pthread_cond_broadcast(&e->progress);
     pthread_mutex_unlock(&e->lock);
-}
-
-/* Every unit's gradients have memory of their own on the device and leave from there. */
-static bool leave_as_sums(const engine *e)
-{
-    return e->p->device_sums && e->l.grad_size == 4;
 }
 
 /* ---- the thread ------------------------------------------------------------------------------
@@ -297,18 +317,16 @@ mt_status lander_start(engine *e)
     e->grads = calloc((size_t)e->l.n_grads, sizeof *e->grads);
     if (!e->landing || !e->grads)
         return status_nomem("the engine's tables", (size_t)e->l.n_grads * sizeof *e->grads);
+    char *data = e->region[LAYOUT_GRADS];
     mt_status st = e->b->event_create(e->dev, &e->loss_ready);
     for (int i = 0; i < LAYOUT_SLABS && st == MT_OK; i++)
         st = e->b->event_create(e->dev, &e->slab_event[i]);
     for (int64_t i = 0; i < e->l.n_grads && st == MT_OK; i++) {
         grad_buffer *g = &e->grads[i];
-        if (leave_as_sums(e)) {
-            g->data = lander_sums(e, (int32_t)i, NULL);
-            g->bytes = e->p->tpl[i]->grad_bytes;
-        } else {
-            g->data = (char *)e->region[LAYOUT_GRADS] + i * e->l.grad_stride;
-            g->bytes = e->l.grad_stride;
-        }
+        g->bytes =
+            e->l.own_grads ? layout_leave_bytes(e->p->tpl[i], e->l.grad_size) : e->l.grad_stride;
+        g->data = e->l.leave_sums ? (char *)lander_sums(e, (int32_t)i, NULL) : data;
+        data += e->l.leave_sums ? 0 : g->bytes;
         g->copy_out = -1;
         st = e->b->event_create(e->dev, &g->ready);
         if (st == MT_OK)
@@ -354,7 +372,7 @@ float *lander_sums(const engine *e, int32_t unit, const grad_buffer *g)
     if (e->p->device_sums)
         return (float *)((char *)e->region[LAYOUT_GRAD_SUMS] + e->unit[unit].sum_offset);
     if (e->l.grad_size == 2) /* behind the buffers that gradients leave from */
-        return (float *)((char *)e->region[LAYOUT_GRADS] + e->l.n_grads * e->l.grad_stride);
+        return (float *)((char *)e->region[LAYOUT_GRADS] + e->l.leave_bytes);
     return g->data;
 }
 
@@ -362,7 +380,7 @@ float *lander_sums(const engine *e, int32_t unit, const grad_buffer *g)
  * former contents are out. */
 grad_buffer *lander_acquire(engine *e, int32_t unit, int32_t *ret_index)
 {
-    int32_t i = leave_as_sums(e) ? unit : (int32_t)(e->next_grad++ % e->l.n_grads);
+    int32_t i = e->l.own_grads ? unit : (int32_t)(e->next_grad++ % e->l.n_grads);
     grad_buffer *g = &e->grads[i];
     pthread_mutex_lock(&e->lock);
     /* A wait means the record before it, so `free` must have been recorded. */
@@ -374,13 +392,12 @@ grad_buffer *lander_acquire(engine *e, int32_t unit, int32_t *ret_index)
     return g;
 }
 
-void lander_submit(engine *e, const landing *l)
+static void give(engine *e, const landing *l)
 {
     int64_t number = e->landings_given + 1;
     e->grads[l->buffer].landing = number;
     if (e->unit[l->unit].gathers)
         e->set[l->set].landing = number;
-    e->b->event_record(e->dev, e->grads[l->buffer].ready, e->q_compute);
     if (e->serial) {
         e->landings_given = number;
         land(e, l, number);
@@ -393,6 +410,72 @@ void lander_submit(engine *e, const landing *l)
     e->landings_given = number;
     pthread_cond_signal(&e->wake);
     pthread_mutex_unlock(&e->lock);
+}
+
+void lander_submit(engine *e, const landing *l)
+{
+    e->b->event_record(e->dev, e->grads[l->buffer].ready, e->q_compute);
+    give(e, l);
+}
+
+static bool any_stays(const engine *e, int32_t unit)
+{
+    const model_unit *u = &e->m->units[unit];
+    for (uint32_t k = 0; k < u->t->n_params; k++)
+        if (stays_for_norm(e, u->slot[k]))
+            return true;
+    return false;
+}
+
+/* The set whose table rows the step's last group used. */
+static int32_t last_set(const engine *e)
+{
+    const sequence *s = &e->step.seq;
+    return (int32_t)((s->first_key + s->n_groups - 1) % LAYOUT_SETS);
+}
+
+void lander_release(engine *e)
+{
+    for (int32_t u = 0; u < e->m->n_units; u++)
+        if (any_stays(e, u))
+            give(e, &(landing){ .unit = u,
+                                .buffer = u,
+                                .set = last_set(e),
+                                .held = true,
+                                .update = e->step.params });
+}
+
+/* n gradients that are on the device, by way of a slab. The lander is idle. */
+static void read_slice(engine *e, float *dst, const char *src, int64_t n)
+{
+    void *slab = pool_wait_slab(e);
+    e->b->copy_out(e->dev, e->q_out, slab, src, n * e->l.grad_size);
+    e->b->queue_sync(e->dev, e->q_out);
+    pool_widen(e, dst, slab, n, false);
+    pool_release_slab(e, slab);
+}
+
+static void read_param(engine *e, float *dst, const model_param *p, const char *src, bool rows)
+{
+    const group_set *s = &e->set[last_set(e)];
+    int64_t slice = layout_slice(p, e->l.slab_elems);
+    for (int64_t r = 0; rows && r < s->n_rows; r++)
+        read_slice(e, dst + s->rows[r] * p->cols, src + r * p->cols * e->l.grad_size, p->cols);
+    for (int64_t i = 0; !rows && i < p->elems; i += slice)
+        read_slice(e, dst + i, src + i * e->l.grad_size,
+                   p->elems - i < slice ? p->elems - i : slice);
+}
+
+void lander_read(engine *e, float *const *ret_grads)
+{
+    for (int32_t u = 0; u < e->m->n_units; u++)
+        for (uint32_t k = 0; k < e->m->units[u].t->n_params; k++) {
+            const tpl_plan *t = e->p->tpl[u];
+            int32_t i = e->m->units[u].slot[k];
+            const char *src = (const char *)e->grads[u].data + t->slot_offset[k] * e->l.grad_size;
+            if (stays_for_norm(e, i))
+                read_param(e, ret_grads[i], &e->m->params[i], src, t->t->params[k].gathered);
+        }
 }
 
 void lander_wait(engine *e, int64_t number)

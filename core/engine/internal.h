@@ -51,8 +51,8 @@ typedef struct timeline {
 typedef struct traffic {
     _Atomic int64_t in_bytes, out_bytes;
     _Atomic int64_t updated_elems;
-    _Atomic uint64_t update_ns; /* while any worker was at it */
-    int64_t first_event;        /* of the step */
+    _Atomic uint64_t update_ns;     /* while any worker was at it */
+    int64_t first_event, end_event; /* of the step, on the timeline */
 } traffic;
 
 /* What one pass of a unit waited for, for the step's accounting. */
@@ -89,6 +89,7 @@ typedef struct work {
     int64_t pack_offset; /* gather: elements into the set's staging */
     bool first_share;    /* add, scatter: the first contribution of the step */
     bool then_update;    /* add, scatter: the last contribution, update at once */
+    bool announced;      /* by pool_announce */
     update_params update;
 } work;
 
@@ -154,6 +155,8 @@ typedef struct group_set {
 typedef struct landing {
     int32_t unit, buffer, set;
     bool last_group;
+    bool held; /* of those gradients that stayed for the norm; else of the others */
+    update_params update;
 } landing;
 
 typedef struct unit_info {
@@ -257,6 +260,13 @@ struct engine {
     int32_t *positions; /* [l.tokens] scratch */
 };
 
+/* Does this parameter's gradient stay on the device until the norm is known? Not if contributions
+ * to it are added up on the host. */
+static inline bool stays_for_norm(const engine *e, int32_t param)
+{
+    return e->p->held && !e->plane[param] && !(e->m->params[param].flags & MT_PARAM_FROZEN);
+}
+
 /* engine.c: fails when the device or a worker has */
 mt_status engine_alive(engine *e);
 
@@ -287,6 +297,9 @@ mt_status trace_write(engine *e);
 mt_status pool_start(engine *e, int32_t threads, bool bind);
 void pool_stop(engine *e);
 void pool_submit(engine *e, const work *w);
+/* An update of a parameter whose slices will be submitted one by one, as `announced`: from now on
+ * whoever waits for the parameter waits for them. */
+void pool_announce(engine *e, int32_t param);
 void pool_wait_param(engine *e, int32_t param);
 /* Masters of every parameter that unit u reads are up to date; true when it had to wait. */
 bool pool_updating(engine *e, int32_t unit);
@@ -320,6 +333,11 @@ grad_buffer *lander_acquire(engine *e, int32_t unit, int32_t *ret_index);
 /* Where unit u's gradients are summed in FP32; `g` is NULL while they stay on the device. */
 float *lander_sums(const engine *e, int32_t unit, const grad_buffer *g);
 void lander_submit(engine *e, const landing *l);
+/* Lets what stayed on the device leave and be updated, in the order of the next forward; the
+ * updates have been announced. */
+void lander_release(engine *e);
+/* Gradients that stayed on the device, in their true shape, to ret_grads[param]. */
+void lander_read(engine *e, float *const *ret_grads);
 void lander_wait(engine *e, int64_t number); /* until landing `number` is through */
 void step_sum_loss(engine *e);
 

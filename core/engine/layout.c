@@ -78,22 +78,31 @@ int64_t layout_sum_bytes(const tpl_plan *t)
     return layout_align(t->grad_bytes);
 }
 
+int64_t layout_leave_bytes(const tpl_plan *t, int64_t grad_size)
+{
+    return layout_align(layout_sum_bytes(t) / 4 * grad_size);
+}
+
 /* Gradients on the device and on their way to the optimizer. */
 static void lay_out_grads(const plan *p, layout *l)
 {
     const model *m = p->m;
     bool narrow = l->grad_size == 2;
-    int64_t slab = 1, sums = 0;
+    int64_t slab = 1, sums = 0, leave = 0;
     for (int32_t u = 0; u < m->n_units; u++) {
         l->sum_stride = max64(l->sum_stride, layout_sum_bytes(p->tpl[u]));
+        l->grad_stride = max64(l->grad_stride, layout_leave_bytes(p->tpl[u], l->grad_size));
         sums += layout_sum_bytes(p->tpl[u]);
+        leave += layout_leave_bytes(p->tpl[u], l->grad_size);
     }
-    l->grad_stride = layout_align(l->sum_stride / 4 * l->grad_size);
-    l->n_grads = p->device_sums && !narrow ? m->n_units : LAYOUT_GRAD_BUFFERS;
+    l->leave_sums = p->device_sums && !narrow;
+    l->own_grads = p->held || l->leave_sums;
+    l->n_grads = l->own_grads ? m->n_units : LAYOUT_GRAD_BUFFERS;
+    l->leave_bytes = l->own_grads ? leave : LAYOUT_GRAD_BUFFERS * l->grad_stride;
     if (p->device_sums)
         l->bytes[LAYOUT_GRAD_SUMS] = sums;
-    if (narrow || !p->device_sums)
-        l->bytes[LAYOUT_GRADS] = LAYOUT_GRAD_BUFFERS * l->grad_stride;
+    if (!l->leave_sums)
+        l->bytes[LAYOUT_GRADS] = l->leave_bytes;
     if (narrow && !p->device_sums)
         l->bytes[LAYOUT_GRADS] += l->sum_stride; /* one: rounded before the next unit's turn */
 
@@ -206,7 +215,7 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
                  .gather_rows = p->tpl[0]->bounds.gather_rows,
                  .grad_size = mt_dtype_size(r->gradient_dtype),
                  .grad_plane = plan_needs_grad_plane(p) };
-    l.narrow_plane = r->training && r->max_grad_norm > 0 && !l.grad_plane;
+    l.narrow_plane = r->training && r->max_grad_norm > 0 && !l.grad_plane && !p->held;
     l.slab_elems = LAYOUT_SLAB_ELEMS;
     if (r->training)
         lay_out_grads(p, &l);

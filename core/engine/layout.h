@@ -9,8 +9,8 @@
 #include "plan.h"
 
 enum {
-    LAYOUT_GRAD_BUFFERS = 2, /* on the device: one leaves while the next is formed, unless gradients
-                                are summed there and leave as they are */
+    LAYOUT_GRAD_BUFFERS = 2, /* on the device: one leaves while the next is formed, unless every
+                                unit has a buffer of its own */
     LAYOUT_SLABS = 16,       /* gradient slices on their way to the optimizer */
     LAYOUT_SLAB_ELEMS = 1 << 19,
     LAYOUT_JOIN_ELEMS = 1 << 24, /* masters that are joined at once: bounds the scratch */
@@ -65,6 +65,7 @@ typedef struct layout {
     int64_t sum_stride;        /* bytes of the largest unit's gradients in FP32 */
     int64_t grad_stride;       /* the same as they leave */
     int64_t n_grads;           /* buffers that gradients leave from */
+    int64_t leave_bytes;       /* of all of them, unless they leave from the sums */
     int64_t activation_stride; /* inference: bytes of one micro-batch's boundary values */
     int64_t value_stride;      /* bytes of one boundary gradient */
     int64_t n_values;          /* boundary gradients */
@@ -77,6 +78,8 @@ typedef struct layout {
     int64_t sum_scratch;              /* bytes */
     int64_t join_bytes;
     int64_t n_events;
+    bool own_grads;    /* every unit has a buffer of its own */
+    bool leave_sums;   /* and that is its sums */
     bool grad_plane;   /* FP32, in the store */
     bool narrow_plane; /* BF16, of parameters with one contribution a step */
 } layout;
@@ -100,7 +103,11 @@ int64_t layout_out_bytes(const tpl_plan *t);
 /* Bytes of unit u's gradients where all groups are summed on the device. */
 int64_t layout_sum_bytes(const tpl_plan *t);
 
-/* p->request, groups, group_batches, weight_buffers, device_sums and tpl[] must be set. [pure] */
+/* Bytes that they take as they leave the device, in elements of `grad_size` bytes. */
+int64_t layout_leave_bytes(const tpl_plan *t, int64_t grad_size);
+
+/* p->request, groups, group_batches, weight_buffers, device_sums, held and tpl[] must be set.
+ * [pure] */
 void layout_make(const plan *p, const mt_backend *backend, void *device, layout *ret);
 
 #endif

@@ -190,7 +190,7 @@ static void backward_unit(engine *e, const group_pass *g, int64_t pos)
     bool sums_on = e->p->device_sums && !g->first_group; /* on what earlier groups left */
     bool leave = e->unit[unit].trains && (g->last_group || !e->p->device_sums);
     grad_buffer *grads = NULL;
-    if (leave || !e->p->device_sums) {
+    if (leave || !e->p->device_sums || (e->p->held && g->first_group)) {
         grads = lander_acquire(e, unit, &index);
         r->copy_out = grads->copy_out;
     }
@@ -232,7 +232,8 @@ static void backward_unit(engine *e, const group_pass *g, int64_t pos)
         lander_submit(e, &(landing){ .unit = unit,
                                      .buffer = index,
                                      .set = (int32_t)(g->set->key % LAYOUT_SETS),
-                                     .last_group = g->last_group });
+                                     .last_group = g->last_group,
+                                     .update = e->step.params });
 }
 
 /* ---- groups ----------------------------------------------------------------------------------

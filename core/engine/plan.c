@@ -47,7 +47,8 @@ bool plan_needs_grad_plane(const plan *p)
 {
     const plan_request *r = &p->request;
     bool add_up = p->groups > 1 && !p->device_sums;
-    return r->training && (add_up || (r->max_grad_norm > 0 && r->gradient_dtype == MT_F32));
+    bool wait = r->max_grad_norm > 0 && r->gradient_dtype == MT_F32 && !p->held;
+    return r->training && (add_up || wait);
 }
 
 static mt_status get_tpl(plan *p, int32_t tpl_index, tpl_policy policy, int64_t gather_rows,
@@ -227,8 +228,8 @@ static double pass_seconds(const plan *p, const double *need, double *charge)
 }
 
 /* Seconds of a full step. With clipping the optimizer runs beside the first forward of the next
- * step, without it beside the last backward, and beside that forward too. Copies and workers share
- * the host's memory. */
+ * step, and so do gradients that were held until then; without it beside the last backward, and
+ * beside that forward too. Copies and workers share the host's memory. */
 static mt_status predict(plan *p)
 {
     const plan_request *r = &p->request;
@@ -254,16 +255,18 @@ static mt_status predict(plan *p)
     double charge[RESOURCES] = { 0 }, held[RESOURCES] = { 0 }, first_forward = 0, last_backward = 0,
            shared = 0;
     for (int64_t g = 0; g < p->groups; g++) {
-        bool leave = !p->device_sums || g == p->groups - 1, add = !p->device_sums && g > 0;
-        double in[2] = { c.weights, c.weights - c.kept }, out = leave ? c.grads * grad_size : 0;
-        double dram[2] = { in[0], in[1] + out };
+        bool leave = !p->held && (!p->device_sums || g == p->groups - 1);
+        bool add = !p->device_sums && g > 0;
+        double in[2] = { c.weights, c.weights - c.kept }, grads = c.grads * grad_size;
+        double out[2] = { p->held && g == 0 ? grads : 0, leave ? grads : 0 };
+        double dram[2] = { in[0] + out[0], in[1] + out[1] };
         if (p->owner->unified)
             dram[0] = dram[1] = 0; /* copies are counted as such */
         if (add)
             dram[1] += c.grads * (8 + grad_size); /* the plane read and written, the slab read */
         double need[2][RESOURCES] = {
-            { c.forward, in[0] / f->copy_in, 0, dram[0] / host_bandwidth },
-            { c.backward, in[1] / f->copy_in, out / f->copy_out, dram[1] / host_bandwidth }
+            { c.forward, in[0] / f->copy_in, out[0] / f->copy_out, dram[0] / host_bandwidth },
+            { c.backward, in[1] / f->copy_in, out[1] / f->copy_out, dram[1] / host_bandwidth }
         };
         if (g == 0)
             shared += need[0][HOST];
@@ -322,12 +325,42 @@ static mt_status raise_policies(plan *p, tpl_policy from, tpl_policy to, const l
     return MT_OK;
 }
 
-/* Completes a candidate with `groups` groups and device_sums. GEMMs are what recompute costs, so
- * that every unit reaches `select`, which repeats none, before the first is raised to `keep`. */
-static mt_status complete(plan *p, int64_t groups, const limits *lim, bool *ret_fits)
+/* Where a step's gradients are before they leave the device: buffers of two units, from which every
+ * group's leave; sums of all units, which leave as they become complete; the same, but they leave
+ * when their norm is known. */
+typedef enum place { PLACE_SUMS, PLACE_BUFFERS, PLACE_HELD, PLACES } place;
+
+/* May gradients be there? One group has nothing to sum, and without clipping nothing to wait for.
+ */
+static bool may_place(const plan_request *r, int64_t groups, place where)
+{
+    bool clip = r->max_grad_norm > 0;
+    if (!r->training)
+        return where == PLACE_BUFFERS;
+    switch (r->gradients) {
+    case PLAN_GRADIENTS_HOST:
+        return where == PLACE_BUFFERS;
+    case PLAN_GRADIENTS_DEVICE:
+        return where == PLACE_SUMS;
+    case PLAN_GRADIENTS_HELD:
+        return where == (clip ? PLACE_HELD : PLACE_SUMS);
+    case PLAN_GRADIENTS_AUTO:
+        break;
+    }
+    return where == PLACE_BUFFERS || (where == PLACE_SUMS ? groups > 1 : clip);
+}
+
+/* Completes a candidate with `groups` groups and its gradients in that place. GEMMs are what
+ * recompute costs, so that every unit reaches `select`, which repeats none, before the first is
+ * raised to `keep`. */
+static mt_status complete(plan *p, int64_t groups, place where, const limits *lim, bool *ret_fits)
 {
     const plan_request *r = &p->request;
     p->groups = groups;
+    p->held = where == PLACE_HELD;
+    /* BF16 gradients of one group are held as such: one unit's sums suffice. */
+    p->device_sums =
+        where == PLACE_SUMS || (p->held && (groups > 1 || r->gradient_dtype == MT_F32));
     p->group_batches = (r->micro_batches + groups - 1) / groups;
     p->weight_buffers = r->weight_buffers == PLAN_AUTO ? 2 : r->weight_buffers;
     tpl_policy lowest = r->policy == PLAN_AUTO ? TPL_INPUT : (tpl_policy)r->policy;
@@ -358,17 +391,7 @@ static mt_status complete(plan *p, int64_t groups, const limits *lim, bool *ret_
     return predict(p);
 }
 
-/* May the sums of gradients be there? One group has nothing to sum. */
-static bool may_sum(const plan_request *r, int64_t groups, bool on_device)
-{
-    if (!r->training)
-        return !on_device;
-    if (r->gradients == PLAN_GRADIENTS_AUTO)
-        return !on_device || groups > 1;
-    return on_device == (r->gradients == PLAN_GRADIENTS_DEVICE);
-}
-
-/* The fastest number of groups and place of gradient sums that fits, completed in p. */
+/* The fastest number of groups and place of gradients that fits, completed in p. */
 static mt_status choose(plan *p, const limits *lim, bool *ret_fits)
 {
     const plan_request *r = &p->request;
@@ -376,29 +399,30 @@ static mt_status choose(plan *p, const limits *lim, bool *ret_fits)
     int64_t to = r->groups == PLAN_AUTO ? r->micro_batches : r->groups;
     int64_t best = 0;
     double best_seconds = 0;
-    bool on_device = r->training && r->gradients == PLAN_GRADIENTS_DEVICE, ok = false;
+    place best_place = PLACE_BUFFERS;
+    bool ok = false;
+    while (!may_place(r, to, best_place)) /* what is asked for, should nothing fit */
+        best_place = (best_place + 1) % PLACES;
     for (int64_t groups = from; groups <= to; groups++) {
         /* Numbers of groups that leave groups equally large move more for nothing. */
         int64_t largest = (r->micro_batches + groups - 1) / groups;
         if (groups > from && largest == (r->micro_batches + groups - 2) / (groups - 1))
             continue;
-        /* Of two that are equally fast, the one that moves less. */
-        for (int place = 1; place >= 0; place--) {
-            if (!may_sum(r, groups, place))
+        /* Of two that are equally fast, the one that moves less, or leaves the device more room. */
+        for (place where = 0; where < PLACES; where++) {
+            if (!may_place(r, groups, where))
                 continue;
-            p->device_sums = place;
-            mt_status st = complete(p, groups, lim, &ok);
+            mt_status st = complete(p, groups, where, lim, &ok);
             if (st < 0)
                 return st;
             if (ok && (best == 0 || p->seconds < best_seconds * 0.999)) {
                 best = groups;
                 best_seconds = p->seconds;
-                on_device = place;
+                best_place = where;
             }
         }
     }
-    p->device_sums = on_device;
-    return complete(p, best ? best : to, lim, ret_fits);
+    return complete(p, best ? best : to, best_place, lim, ret_fits);
 }
 
 /* ---- refusing --------------------------------------------------------------------------------

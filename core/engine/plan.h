@@ -27,11 +27,13 @@ typedef struct plan_machine {
     bool unified; /* both are the same */
 } plan_machine;
 
-/* Where the gradients of a step with several groups are summed. */
+/* Where the gradients of a step are summed, and when they leave the device. */
 typedef enum plan_gradients {
     PLAN_GRADIENTS_AUTO = 0,
-    PLAN_GRADIENTS_DEVICE, /* they leave the device once, after the last group */
-    PLAN_GRADIENTS_HOST    /* they leave after every group and are added there */
+    PLAN_GRADIENTS_DEVICE, /* summed there; a unit's leave as soon as the last group formed them */
+    PLAN_GRADIENTS_HOST,   /* they leave after every group and are added there */
+    PLAN_GRADIENTS_HELD    /* summed on the device; with clipping they leave when the norm is known,
+                              without it as with PLAN_GRADIENTS_DEVICE */
 } plan_gradients;
 
 /* What the user asked for. */
@@ -70,6 +72,7 @@ typedef struct plan {
     int64_t groups, group_batches; /* groups of a step, most micro-batches of a group */
     int32_t weight_buffers;
     bool device_sums;   /* gradients of all groups are summed on the device */
+    bool held;          /* gradients stay on the device until their norm is known */
     tpl_policy *policy; /* [n_units] */
     tpl_plan **tpl;     /* [n_units]; units with the same template and policy share one */
     plan_item item[32];
@@ -87,9 +90,9 @@ mt_status plan_create(const model *m, const plan_request *request, const plan_pr
                       const mt_backend *backend, void *device, plan **ret);
 void plan_destroy(plan *p); /* accepts NULL */
 
-/* Must the store have a gradient plane (store_create)? With clipping all gradients must be there
- * before the first update; several groups are summed there unless the device sums them. It is FP32:
- * a plane of BF16 gradients belongs to the engine. [pure] */
+/* Must the store have a gradient plane (store_create)? With clipping gradients wait there for their
+ * norm unless the device holds them; several groups are summed there unless the device sums them.
+ * It is FP32: a plane of BF16 gradients belongs to the engine. [pure] */
 bool plan_needs_grad_plane(const plan *p);
 
 /* The table that `megatrain plan` prints (brief: the few lines that `train` starts with). */

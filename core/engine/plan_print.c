@@ -103,7 +103,12 @@ void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *t
         "step: %lld micro-batches of %lld tokens in %lld group%s of up to %lld; %d weight buffers",
         (long long)r->micro_batches, (long long)r->micro_tokens, (long long)p->groups,
         p->groups == 1 ? "" : "s", (long long)p->group_batches, p->weight_buffers);
-    if (r->training)
+    if (p->held)
+        put(&out,
+            "gradients: held in device memory until their norm is known, leave as %s once a "
+            "step, ahead of the updates",
+            mt_dtype_name(r->gradient_dtype));
+    else if (r->training)
         put(&out, "gradients: summed in fp32 %s, leave the device as %s%s",
             p->device_sums   ? "in device memory"
             : p->groups == 1 ? "on the device, a unit at a time"

@@ -58,17 +58,16 @@ static uint64_t overlap(uint64_t a0, uint64_t a1, uint64_t b0, uint64_t b1)
 }
 
 /* The first event of the step that is still in the ring. */
-static int64_t first_event(const engine *e, int64_t end)
+static int64_t first_event(const engine *e)
 {
-    int64_t first = e->traffic.first_event;
+    int64_t first = e->traffic.first_event, end = e->traffic.end_event;
     return end - first > e->time.n_events ? end - e->time.n_events : first;
 }
 
 void engine_time_unit(const engine *e, int32_t unit, engine_unit_times *ret)
 {
     engine_unit_times t = { 0 };
-    int64_t end = atomic_load(&e->time.next);
-    for (int64_t k = first_event(e, end); k < end; k++) {
+    for (int64_t k = first_event(e); k < e->traffic.end_event; k++) {
         int64_t i = k % e->time.n_events;
         const timeline_event *v = &e->time.event[i];
         uint64_t from = e->time.ns[2 * i], to = e->time.ns[2 * i + 1];
@@ -90,8 +89,8 @@ void engine_time_unit(const engine *e, int32_t unit, engine_unit_times *ret)
 static void account_traffic(engine *e, engine_result *ret)
 {
     uint64_t in = 0, out = 0;
-    int64_t end = atomic_load(&e->time.next);
-    for (int64_t k = first_event(e, end); k < end; k++) {
+    traffic *t = &e->traffic;
+    for (int64_t k = first_event(e); k < t->end_event; k++) {
         int64_t i = k % e->time.n_events;
         const timeline_event *v = &e->time.event[i];
         uint64_t from = e->time.ns[2 * i], to = e->time.ns[2 * i + 1];
@@ -100,7 +99,6 @@ static void account_traffic(engine *e, engine_result *ret)
         in += v->kind == EVENT_COPY_IN ? to - from : 0;
         out += v->kind == EVENT_COPY_OUT ? to - from : 0;
     }
-    traffic *t = &e->traffic;
     ret->copy_in_bytes = atomic_exchange(&t->in_bytes, 0);
     ret->copy_out_bytes = atomic_exchange(&t->out_bytes, 0);
     ret->copy_in_seconds = (double)in * 1e-9;

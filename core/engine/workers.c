@@ -372,15 +372,30 @@ static void enqueue(pool *p, const work *w)
         p->ring[p->tail++ % p->cap] = *w;
 }
 
+/* The pool's lock is held. */
+static void expect(pool *p, int32_t param, int64_t slices, bool update)
+{
+    p->pending[param] += (int32_t)slices;
+    if (update)
+        p->updating[param] += (int32_t)slices;
+    p->outstanding += slices;
+}
+
+void pool_announce(engine *e, int32_t param)
+{
+    const model_param *q = &e->m->params[param];
+    int64_t slice = layout_slice(q, e->l.slab_elems);
+    pthread_mutex_lock(&e->pool.lock);
+    expect(&e->pool, param, (q->elems + slice - 1) / slice, true);
+    pthread_mutex_unlock(&e->pool.lock);
+}
+
 void pool_submit(engine *e, const work *w)
 {
     pool *p = &e->pool;
-    int32_t slices = (int32_t)((w->end - w->first + w->slice - 1) / w->slice);
     pthread_mutex_lock(&p->lock);
-    p->pending[w->param] += slices;
-    if (is_update(w))
-        p->updating[w->param] += slices;
-    p->outstanding += slices;
+    if (!w->announced)
+        expect(p, w->param, (w->end - w->first + w->slice - 1) / w->slice, is_update(w));
     if (p->n_threads) {
         while (p->tail - p->head == p->cap)
             pthread_cond_wait(&p->done, &p->lock);

@@ -103,8 +103,8 @@ static const run_key keys[] = {
     { "memory", "weight_buffers", RUN_KEY_INT, "auto", RANGE(2, 1024), .automatic = true,
       FIELD(weight_buffers), .doc = "Units whose weights are on the device at once." },
     { "memory", "gradients", RUN_KEY_CHOICE, "auto", gradients, FIELD(gradients),
-      .doc = "Where gradients of several groups are summed: device or host memory; auto: the "
-             "fastest that fits." },
+      .doc = "Where gradients are summed, and with clipping wait for their norm: device or host "
+             "memory; auto: the fastest that fits." },
     { "memory", "gradient_dtype", RUN_KEY_CHOICE, "fp32", gradient_dtypes, FIELD(gradient_dtype),
       .doc = "What gradients, summed in FP32, leave the device as: fp32 or bf16." },
     { "memory", "optimizer_threads", RUN_KEY_INT, "0", RANGE(0, 4096), FIELD(optimizer_threads),

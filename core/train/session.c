@@ -174,6 +174,9 @@ static mt_status make_plan(session *s, const plan_request *request)
 static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tokens,
                           int64_t micro_batches, int64_t micro_documents, bool training)
 {
+    static const plan_gradients gradients[] = { [RUN_GRADIENTS_AUTO] = PLAN_GRADIENTS_AUTO,
+                                                [RUN_GRADIENTS_DEVICE] = PLAN_GRADIENTS_HELD,
+                                                [RUN_GRADIENTS_HOST] = PLAN_GRADIENTS_HOST };
     plan_request request = { .compute = s->compute,
                              .micro_tokens = micro_tokens,
                              .micro_batches = micro_batches,
@@ -182,7 +185,7 @@ static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tok
                              .groups = run->groups,
                              .policy = run->activations,
                              .weight_buffers = run->weight_buffers,
-                             .gradients = (plan_gradients)run->gradients,
+                             .gradients = gradients[run->gradients],
                              .gradient_dtype =
                                  run->gradient_dtype == RUN_GRADIENT_BF16 ? MT_BF16 : MT_F32,
                              .device_limit = run->memory_device,

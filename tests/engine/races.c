@@ -46,13 +46,13 @@ static outcome train(const world_options *o, int64_t n, uint64_t data)
 
 static void overlapped_equals_serial(void)
 {
-    enum { MODES = 48 };
+    enum { MODES = 72 };
     static const struct {
         plan_gradients sums;
         mt_dtype dtype;
-    } grads[] = { { PLAN_GRADIENTS_DEVICE, MT_F32 },
-                  { PLAN_GRADIENTS_HOST, MT_BF16 },
-                  { PLAN_GRADIENTS_DEVICE, MT_BF16 } };
+    } grads[] = { { PLAN_GRADIENTS_DEVICE, MT_F32 },  { PLAN_GRADIENTS_HOST, MT_BF16 },
+                  { PLAN_GRADIENTS_DEVICE, MT_BF16 }, { PLAN_GRADIENTS_HELD, MT_F32 },
+                  { PLAN_GRADIENTS_HELD, MT_BF16 },   { PLAN_GRADIENTS_HELD, MT_F32 } };
     int64_t n = (steps + MODES - 1) / MODES;
     n = n < 4 ? 4 : n;
     for (int mode = 0; mode < MODES; mode++) {
@@ -63,8 +63,9 @@ static void overlapped_equals_serial(void)
         o.frozen_norms = mode % 5 == 0;
         o.request.groups = (int64_t[]){ 1, 2, 4 }[mode % 24 >> 3];
         o.request.policy = (mode < 24 ? mode : mode / 3) % TPL_POLICIES;
-        o.request.gradients = mode < 24 ? PLAN_GRADIENTS_HOST : grads[mode % 3].sums;
-        o.request.gradient_dtype = mode < 24 ? MT_F32 : grads[mode % 3].dtype;
+        int g = mode % 3 + (mode < 48 ? 0 : 3);
+        o.request.gradients = mode < 24 ? PLAN_GRADIENTS_HOST : grads[g].sums;
+        o.request.gradient_dtype = mode < 24 ? MT_F32 : grads[g].dtype;
         o.request.weight_buffers = 2 + mode % 3;
         o.serial = true;
         outcome want = train(&o, n, 100);

@@ -84,7 +84,13 @@ static void device_sums_do_not_depend_on_groups(void)
                   (int)groups);
             CHECK(hash_in(o, groups, PLAN_GRADIENTS_DEVICE, -1) == want, "mode %d groups %d", mode,
                   (int)groups);
+            CHECK(hash_in(o, groups, PLAN_GRADIENTS_HELD, 1e9) == want, "mode %d groups %d", mode,
+                  (int)groups);
         }
+        /* The norm has the same bits too, wherever gradients wait for it. */
+        want = hash_in(o, 1, PLAN_GRADIENTS_HOST, 0.1);
+        CHECK(hash_in(o, 1, PLAN_GRADIENTS_HELD, 0.1) == want, "mode %d", mode);
+        CHECK(hash_in(o, 3, PLAN_GRADIENTS_HELD, 0.1) == want, "mode %d", mode);
         uint64_t host = hash_in(o, 3, PLAN_GRADIENTS_HOST, 1e9);
         CHECK(hash_in(o, 3, PLAN_GRADIENTS_HOST, -1) == host, "mode %d", mode);
     }
@@ -105,7 +111,7 @@ static double difference(const float *a, const float *b, int64_t n)
  * rounded each and added in FP32. */
 static void bf16_gradients_are_rounded_once(void)
 {
-    for (int mode = 0; mode < 4; mode++) {
+    for (int mode = 0; mode < 8; mode++) {
         world_options o = training(MT_F32);
         world exact, rounded, host;
         o.tied = mode & 1;
@@ -113,6 +119,7 @@ static void bf16_gradients_are_rounded_once(void)
         o.request.gradients = PLAN_GRADIENTS_DEVICE;
         world_open(&o, &exact);
         o.request.gradient_dtype = MT_BF16;
+        o.request.gradients = mode & 4 ? PLAN_GRADIENTS_HELD : PLAN_GRADIENTS_DEVICE;
         world_open(&o, &rounded);
         o.request.gradients = PLAN_GRADIENTS_HOST;
         world_open(&o, &host);
@@ -232,12 +239,14 @@ static void a_tied_gradient_is_the_sum(void)
 
 static void the_norm_covers_each_parameter_once(void)
 {
-    for (int mode = 0; mode < 8; mode++) {
+    static const plan_gradients where[] = { PLAN_GRADIENTS_HOST, PLAN_GRADIENTS_DEVICE,
+                                            PLAN_GRADIENTS_HELD };
+    for (int mode = 0; mode < 12; mode++) {
         world_options o = training(MT_F32);
         world w;
         o.tied = mode & 1;
         o.request.groups = mode & 2 ? 2 : 1;
-        o.request.gradients = mode & 4 ? PLAN_GRADIENTS_DEVICE : PLAN_GRADIENTS_HOST;
+        o.request.gradients = where[mode / 4];
         world_open(&o, &w);
         step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
         double loss, sum = 0;
@@ -262,13 +271,16 @@ static void set_one(world *w, const char *name, int64_t i, float x)
 
 static void an_infinite_weight_changes_no_state(void)
 {
-    for (int mode = 0; mode < 16; mode++) {
+    for (int mode = 0; mode < 20; mode++) {
         world_options o = training(mode & 1 ? MT_BF16 : MT_F32);
         world w;
-        o.request.max_grad_norm = mode & 2 ? -1 : 1;
-        o.request.groups = 2;
-        o.request.gradients = mode & 4 ? PLAN_GRADIENTS_DEVICE : PLAN_GRADIENTS_HOST;
-        o.request.gradient_dtype = mode & 8 ? MT_BF16 : MT_F32;
+        bool held = mode >= 16;
+        o.request.max_grad_norm = mode & 2 && !held ? -1 : 1;
+        o.request.groups = held && mode & 2 ? 1 : 2;
+        o.request.gradients = held       ? PLAN_GRADIENTS_HELD
+                              : mode & 4 ? PLAN_GRADIENTS_DEVICE
+                                         : PLAN_GRADIENTS_HOST;
+        o.request.gradient_dtype = mode & (held ? 1 : 8) ? MT_BF16 : MT_F32;
         world_open(&o, &w);
         step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
         set_one(&w, "layers.1.up.weight", 3, INFINITY);

@@ -20,7 +20,9 @@ static world_options training(void)
 
 static void bytes_are_as_planned(void)
 {
-    for (int mode = 0; mode < 128; mode++) {
+    static const plan_gradients where[] = { PLAN_GRADIENTS_HOST, PLAN_GRADIENTS_DEVICE,
+                                            PLAN_GRADIENTS_HELD };
+    for (int mode = 0; mode < 192; mode++) {
         world_options o = training();
         world w;
         o.tied = mode & 1;
@@ -30,8 +32,8 @@ static void bytes_are_as_planned(void)
         o.request.training = !(mode & 16);
         o.request.context = mode & 16 ? 40 : 0;
         o.request.policy = mode % 3;
-        o.request.gradients = mode & 32 ? PLAN_GRADIENTS_DEVICE : PLAN_GRADIENTS_HOST;
-        o.request.gradient_dtype = mode & 64 ? MT_BF16 : MT_F32;
+        o.request.gradients = where[mode / 64];
+        o.request.gradient_dtype = mode & 32 ? MT_BF16 : MT_F32;
         world_open(&o, &w);
         int64_t bytes[PLAN_TIERS], listed[PLAN_TIERS] = { 0 };
         engine_bytes(w.e, bytes);
@@ -93,7 +95,8 @@ static double host_bytes(double clip, plan_gradients sums, mt_dtype dtype, plan 
 
 static void gradients_live_where_they_should(void)
 {
-    const plan_gradients HOST = PLAN_GRADIENTS_HOST, DEVICE = PLAN_GRADIENTS_DEVICE;
+    const plan_gradients HOST = PLAN_GRADIENTS_HOST, DEVICE = PLAN_GRADIENTS_DEVICE,
+                         HELD = PLAN_GRADIENTS_HELD;
     plan *p;
     double each = host_bytes(-1, DEVICE, MT_F32, &p), n = (double)p->m->total_params;
     CHECK(p->device_sums && each >= 12 && each <= 12.5, "%g bytes a parameter", each);
@@ -112,6 +115,48 @@ static void gradients_live_where_they_should(void)
     CHECK(each >= 14 && each <= 14.5, "%g bytes a parameter", each);
     CHECK(item_bytes(p, "gradient buffers") > 0 && !plan_needs_grad_plane(p));
     plan_destroy(p);
+    each = host_bytes(1, HELD, MT_F32, &p);
+    CHECK(p->held && each >= 12 && each <= 12.5, "%g bytes a parameter", each);
+    CHECK((double)item_bytes(p, "gradient sums") >= 4 * n && !item_bytes(p, "gradient buffers"));
+    plan_destroy(p);
+    each = host_bytes(1, HELD, MT_BF16, &p);
+    CHECK(p->held && each >= 12 && each <= 12.5, "%g bytes a parameter", each);
+    CHECK((double)item_bytes(p, "gradient buffers") >= 2 * n);
+    plan_destroy(p);
+    each = host_bytes(-1, HELD, MT_F32, &p);
+    CHECK(!p->held && p->device_sums && each <= 12.5, "%g bytes a parameter", each);
+    plan_destroy(p);
+}
+
+/* Gradients that wait on the device are what is chosen when host memory is short of their plane. */
+static void gradients_wait_where_they_fit(void)
+{
+    world_options o = training();
+    world any;
+    plan *p;
+    for (int narrow = 0; narrow < 2; narrow++) {
+        const plan_machine apart = { .device = INT64_MAX / 4, .host = INT64_MAX / 4 };
+        world_model(&o, &any);
+        o.request.machine = &apart;
+        o.request.gradient_dtype = narrow ? MT_BF16 : MT_F32;
+        o.request.gradients = PLAN_GRADIENTS_HELD;
+        CHECK(world_plan(&o, any.m, &p) == MT_OK && p->held);
+        CHECK(item_bytes(p, "gradient sums") == 0 || !narrow);
+        int64_t host = p->tier_bytes[PLAN_HOST], device = p->tier_bytes[PLAN_DEVICE];
+        plan_destroy(p);
+        o.request.gradients = PLAN_GRADIENTS_AUTO;
+        CHECK(world_plan(&o, any.m, &p) == MT_OK && !p->held);
+        CHECK(p->tier_bytes[PLAN_HOST] > host && p->tier_bytes[PLAN_DEVICE] < device);
+        o.request.host_limit = p->tier_bytes[PLAN_HOST] - 1;
+        plan_destroy(p);
+        CHECK(world_plan(&o, any.m, &p) == MT_OK && p->held);
+        CHECK(p->tier_bytes[PLAN_HOST] == host && p->tier_bytes[PLAN_DEVICE] == device);
+        plan_destroy(p);
+        o.request.device_limit = device - 1;
+        CHECK(world_plan(&o, any.m, &p) == MT_ERR_NOMEM);
+        o.request.host_limit = o.request.device_limit = 0;
+        world_close(&any);
+    }
 }
 
 /* Without the memory for it, gradients are not summed on the device unless that is asked for. */
@@ -659,6 +704,15 @@ static void the_cost_model_adds_up(void)
     IS(1.6 + in + 2.0, "compute");
     CHECK(fabs(p->optimizer_seconds - 1.6) < 1e-9 && fabs(p->compute_seconds - 3) < 1e-9);
     plan_destroy(p);
+    /* Gradients that were held until then leave beside it. */
+    r.gradients = PLAN_GRADIENTS_HELD;
+    got = predict(r, &half, false, &p);
+    IS(1.6 + in + grad_bytes(p) / (host * 0.9) + 2.0, "host memory");
+    plan_destroy(p);
+    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n }, false, &p);
+    IS(grad_bytes(p) / 1e9, "copy-out");
+    plan_destroy(p);
+    r.gradients = PLAN_GRADIENTS_AUTO;
     r.max_grad_norm = 0;
     got = predict(r, &half, false, &p);
     IS(3.0, "compute");
@@ -683,6 +737,7 @@ int main(void)
     RUN(the_store_takes_12_bytes_a_parameter);
     RUN(gradients_live_where_they_should);
     RUN(sums_go_where_they_fit);
+    RUN(gradients_wait_where_they_fit);
     RUN(a_backend_without_narrow_has_fp32_gradients);
     RUN(a_tight_limit_gives_a_mixed_plan);
     RUN(weights_arrive_while_the_unit_below_computes);
