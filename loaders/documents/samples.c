@@ -118,10 +118,8 @@ static mt_status cut(cutter *c, int64_t plane_index, int64_t from, int64_t to)
 {
     samples *t = c->table;
     int64_t n = to - from;
-    if (n < 2) {
-        t->empty += n;
+    if (n < 2) /* a token file may begin with an end token */
         return MT_OK;
-    }
     t->longest = n > t->longest ? n : t->longest;
     if (n - 1 <= c->inputs)
         return add(c, plane_index, from, to);
