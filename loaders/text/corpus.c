@@ -9,6 +9,7 @@
 #include <megatrain/files.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 mt_status text_check_apart(const mt_config *config)
 {
@@ -167,6 +168,27 @@ void text_corpus_close(text_corpus *c)
     free(c->maps);
     free(c->docs);
     *c = (text_corpus){ 0 };
+}
+
+/* Of a larger file, so many bytes at so many evenly spaced places. */
+enum { HASH_WHOLE = 256 << 20, HASH_PLACES = 256, HASH_BYTES = 1 << 20 };
+
+uint64_t text_corpus_hash(const text_corpus *c)
+{
+    uint64_t hash = 0; /* each is the seed of the next */
+    for (int64_t i = 0; i < c->n_maps; i++) {
+        const text_map *m = &c->maps[i];
+        const char *bytes = m->base;
+        hash = XXH3_64bits_withSeed(&m->size, sizeof m->size, hash);
+        if (m->size <= HASH_WHOLE) {
+            hash = XXH3_64bits_withSeed(bytes, m->size, hash);
+            continue;
+        }
+        for (size_t k = 0; k < HASH_PLACES; k++)
+            hash = XXH3_64bits_withSeed(bytes + (m->size - HASH_BYTES) / (HASH_PLACES - 1) * k,
+                                        HASH_BYTES, hash);
+    }
+    return hash;
 }
 
 mt_status text_corpus_check(const text_corpus *c, const text_doc *doc)

@@ -231,3 +231,8 @@ int64_t text_vocab_size(const void *stream)
     (void)stream;
     return TEXT_VOCAB;
 }
+
+uint64_t text_fingerprint(const void *stream)
+{
+    return text_corpus_hash(&((const text_stream *)stream)->corpus);
+}

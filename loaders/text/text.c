@@ -131,6 +131,7 @@ static const mt_data text_data = {
     .tell = text_tell,
     .seek = text_seek,
     .vocab_size = text_vocab_size,
+    .fingerprint = text_fingerprint,
 };
 
 static const mt_tokenizer text_tokenizer = {

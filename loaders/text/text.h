@@ -56,6 +56,9 @@ void text_corpus_close(text_corpus *c);
 /* Fails when the document's file has become shorter: reading what is gone would end the process. */
 mt_status text_corpus_check(const text_corpus *c, const text_doc *doc);
 
+/* Hash of what is in the files, in their order; samples those that are large. */
+uint64_t text_corpus_hash(const text_corpus *c);
+
 /* Fails when a file is chosen by both keys: validation would measure what was trained on. */
 mt_status text_check_apart(const mt_config *config);
 
@@ -67,6 +70,7 @@ mt_status text_next(void *stream, mt_document *ret);
 void text_tell(const void *stream, int64_t *ret_epoch, int64_t *ret_index);
 mt_status text_seek(void *stream, int64_t epoch, int64_t index);
 int64_t text_vocab_size(const void *stream);
+uint64_t text_fingerprint(const void *stream);
 
 const mt_host *text_host(void);
 

@@ -210,6 +210,9 @@ typedef struct mt_data {
     mt_status (*seek)(void *stream, int64_t epoch, int64_t index);
     /* Smallest vocabulary that holds every token of the stream. [any] */
     int64_t (*vocab_size)(const void *stream);
+    /* Hash of the contents that the documents come from: a run is not resumed with other ones. May
+     * sample what is large. NULL: there is none. [main] */
+    uint64_t (*fingerprint)(const void *stream);
 } mt_data;
 
 #ifdef __cplusplus
