@@ -23,9 +23,16 @@ static void print_summary(const session *s, const run_manifest *run)
     log_write(MT_LOG_INFO, "model:  %s, %s parameters in %d units, vocabulary %lld", run->model,
               human_grouped(s->model->total_params).s, s->model->n_units,
               (long long)s->model->vocab);
-    log_write(MT_LOG_INFO, "data:   %s tokens an epoch; %lld x %lld x %lld tokens a step",
-              human_count((double)s->epoch_tokens).s, (long long)run->gradient_accumulation_steps,
-              (long long)run->micro_batch_size, (long long)run->max_seq_len);
+    log_write(
+        MT_LOG_INFO,
+        "data:   %s tokens in %s documents an epoch, read by '%s'; %lld x %lld x %lld tokens a "
+        "step",
+        human_count((double)s->epoch_tokens).s, human_grouped(s->epoch_documents).s, s->loader,
+        (long long)run->gradient_accumulation_steps, (long long)run->micro_batch_size,
+        (long long)run->max_seq_len);
+    if (s->tokenizer_path[0])
+        log_write(MT_LOG_INFO, "tokens: %s%s%s", s->tokenizer_path,
+                  s->chat ? ", conversations as " : "", s->chat_format);
     log_write(MT_LOG_INFO, "device: %s (%s), %s", s->info.name, s->info.details,
               mt_dtype_name(s->compute));
     plan_print(s->plan, true, print_line, NULL);
@@ -46,6 +53,9 @@ static void print_end(const run_manifest *run, const train_outcome *o, mt_status
             log_write(MT_LOG_INFO, "validation loss %.4f nats/token, perplexity %.3f",
                       o->validation_loss, exp(o->validation_loss));
     }
+    if (isfinite(o->packing_efficiency))
+        log_write(MT_LOG_INFO, "packing:    %.1f%% of the micro-batches filled",
+                  100 * o->packing_efficiency);
     log_write(MT_LOG_INFO, "run folder: %s", run->output_dir);
     log_write(MT_LOG_INFO, "metrics:    %s/%s", run->output_dir, RUN_FOLDER_METRICS);
     if (o->checkpoint[0])

@@ -244,6 +244,10 @@ static mt_status read_value(run_manifest *r, const mt_config *c, const run_key *
             memcpy((char *)r + k->offset, &n->text, sizeof n->text);
         return MT_OK;
     case RUN_KEY_CHOICE:
+        if (n->kind == NODE_BOOL && k->yes) {
+            store_integer(r, k, (n->boolean ? k->yes : k->no) - 1);
+            return MT_OK;
+        }
         for (int32_t i = 0; n->kind == NODE_STRING && k->choices[i]; i++) {
             if (strcmp(k->choices[i], n->text) == 0) {
                 store_integer(r, k, i);

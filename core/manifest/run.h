@@ -13,6 +13,13 @@
 typedef enum run_schedule { RUN_CONSTANT, RUN_LINEAR, RUN_COSINE, RUN_WSD } run_schedule;
 typedef enum run_bad_numbers { RUN_SKIP, RUN_STOP } run_bad_numbers;
 
+/* In the order of packing_mode. */
+typedef enum run_packing {
+    RUN_PACKING_BEST_FIT,
+    RUN_PACKING_SEQUENTIAL,
+    RUN_PACKING_NONE
+} run_packing;
+
 typedef enum run_gradients {
     RUN_GRADIENTS_AUTO,
     RUN_GRADIENTS_DEVICE,
@@ -38,7 +45,7 @@ typedef struct run_manifest {
     const char *tokenizer;   /* "auto", or an existing path */
     const char *chat_format; /* "auto", "none", a name; NULL: a map that spells one out */
     int64_t max_seq_len;
-    bool packing;
+    run_packing packing;
     /* train */
     int64_t max_steps; /* 0: by epochs */
     double num_train_epochs;
@@ -105,6 +112,7 @@ typedef struct run_key {
     const char *fallback;       /* as one would write it; NULL: no default */
     const char *const *choices; /* NULL-terminated; RUN_KEY_CHOICE only */
     double min, max;            /* numbers only, inclusive */
+    int8_t yes, no;             /* choices that true and false stand for, from 1; 0: none */
     bool automatic;             /* a number that may also be "auto", stored as -1 */
     int32_t offset, size;       /* of its field in run_manifest; size 0: combined with other keys */
     const char *doc;            /* one sentence */

@@ -11,6 +11,7 @@
 static const char *const precisions[] = { "auto", "fp32", "bf16", NULL };
 static const char *const inits[] = { "random", "pretrained", NULL };
 static const char *const bad_numbers[] = { "skip", "stop", NULL }; /* run_bad_numbers */
+static const char *const packings[] = { "best_fit", "sequential", "none", NULL }; /* run_packing */
 static const char *const schedules[] = { "constant", "linear", "cosine", "wsd", NULL };
 static const char *const activations[] = { "auto", "keep", "select", "input", NULL };
 static const char *const gradients[] = { "auto", "device", "host", NULL }; /* run_gradients */
@@ -50,8 +51,11 @@ static const run_key keys[] = {
              "none; a map spells one out." },
     { "data", "max_seq_len", RUN_KEY_INT, "1024", RANGE(2, 1 << 30), FIELD(max_seq_len),
       .doc = "Tokens of a sequence; longer documents are cut." },
-    { "data", "packing", RUN_KEY_BOOL, "true", FIELD(packing),
-      .doc = "Fill micro-batches with several documents; attention never crosses their borders." },
+    { "data", "packing", RUN_KEY_CHOICE, "best_fit", packings, FIELD(packing), .yes = 1, .no = 3,
+      .doc =
+          "How micro-batches are filled with documents: whole ones (best_fit, or true), cut where "
+          "they do not fit (sequential), or one in each (none, or false). Attention never "
+          "crosses their borders." },
 
     { "train", "max_steps", RUN_KEY_INT, "0", RANGE(0, MOST), FIELD(max_steps),
       .doc = "Optimizer steps of the run; 0: num_train_epochs decides." },

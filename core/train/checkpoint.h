@@ -19,8 +19,11 @@ typedef struct checkpoint_state {
     int64_t tokens, targets; /* trained so far */
     data_position data;
     uint64_t seed;
-    int64_t epoch_documents, epoch_tokens; /* of the data, to tell whether it is still the same */
+    /* Of the data, to tell whether it is still the same. */
+    int64_t epoch_documents, epoch_tokens;
+    uint64_t fingerprint; /* 0: not known */
     double best_validation_loss;
+    int64_t best_step, evaluations_since_best;
     int64_t skipped_in_a_row;
 } checkpoint_state;
 

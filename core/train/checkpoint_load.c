@@ -25,32 +25,39 @@ static json_t *pack_real(double x)
 
 json_t *checkpoint_state_pack(const checkpoint_state *s)
 {
-    char seed[32];
+    char seed[32], fingerprint[17];
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)s->seed);
-    return json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:s, s:o, s:I}",
+    snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)s->fingerprint);
+    return json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:s}, s:s, "
+                     "s:o, s:I, s:I, s:I}",
                      "format", CHECKPOINT_FORMAT, "version", CHECKPOINT_VERSION, "step",
                      (json_int_t)s->step, "optimizer_step", (json_int_t)s->optimizer_step, "tokens",
                      (json_int_t)s->tokens, "targets", (json_int_t)s->targets, "data", "epoch",
                      (json_int_t)s->data.epoch, "index", (json_int_t)s->data.index, "offset",
-                     (json_int_t)s->data.offset, "epoch_documents", (json_int_t)s->epoch_documents,
-                     "epoch_tokens", (json_int_t)s->epoch_tokens, "seed", seed,
+                     (json_int_t)s->data.offset, "micro_tokens", (json_int_t)s->data.micro_tokens,
+                     "epoch_documents", (json_int_t)s->epoch_documents, "epoch_tokens",
+                     (json_int_t)s->epoch_tokens, "fingerprint", fingerprint, "seed", seed,
                      "best_validation_loss", pack_real(s->best_validation_loss), "skipped_in_a_row",
-                     (json_int_t)s->skipped_in_a_row);
+                     (json_int_t)s->skipped_in_a_row, "best_step", (json_int_t)s->best_step,
+                     "evaluations_since_best", (json_int_t)s->evaluations_since_best);
 }
 
 mt_status checkpoint_state_unpack(const json_t *root, const char *path, checkpoint_state *ret)
 {
     json_error_t error;
     json_int_t step, optimizer_step, tokens, targets, epoch, index, offset, documents, epoch_tokens,
-        skipped;
-    const char *seed;
+        skipped, micro_tokens = 0, best_step = 0, since_best = 0;
+    const char *seed, *fingerprint = "0";
     json_t *best;
     if (json_unpack_ex((json_t *)root, &error, 0,
-                       "{s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:s, s:o, s:I}", "step",
-                       &step, "optimizer_step", &optimizer_step, "tokens", &tokens, "targets",
-                       &targets, "data", "epoch", &epoch, "index", &index, "offset", &offset,
-                       "epoch_documents", &documents, "epoch_tokens", &epoch_tokens, "seed", &seed,
-                       "best_validation_loss", &best, "skipped_in_a_row", &skipped) < 0)
+                       "{s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s?I, s:I, s:I, s?s}, s:s, s:o, s:I, "
+                       "s?I, s?I}",
+                       "step", &step, "optimizer_step", &optimizer_step, "tokens", &tokens,
+                       "targets", &targets, "data", "epoch", &epoch, "index", &index, "offset",
+                       &offset, "micro_tokens", &micro_tokens, "epoch_documents", &documents,
+                       "epoch_tokens", &epoch_tokens, "fingerprint", &fingerprint, "seed", &seed,
+                       "best_validation_loss", &best, "skipped_in_a_row", &skipped, "best_step",
+                       &best_step, "evaluations_since_best", &since_best) < 0)
         return status_set(MT_ERR_FORMAT, "%s/" CHECKPOINT_STATE_FILE ": %s; the file is damaged",
                           path, error.text);
     char *end;
@@ -67,12 +74,15 @@ mt_status checkpoint_state_unpack(const json_t *root, const char *path, checkpoi
                                .optimizer_step = optimizer_step,
                                .tokens = tokens,
                                .targets = targets,
-                               .data = { epoch, index, offset },
+                               .data = { epoch, index, offset, micro_tokens },
                                .epoch_documents = documents,
                                .epoch_tokens = epoch_tokens,
+                               .fingerprint = strtoull(fingerprint, NULL, 16),
                                .seed = seed_value,
                                .best_validation_loss = best_value,
-                               .skipped_in_a_row = skipped };
+                               .skipped_in_a_row = skipped,
+                               .best_step = best_step,
+                               .evaluations_since_best = since_best };
     return MT_OK;
 }
 

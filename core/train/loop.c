@@ -72,6 +72,8 @@ typedef struct loop {
     int64_t saved_step;         /* of the newest checkpoint; -1: none */
     char good[RUN_FOLDER_PATH]; /* the newest checkpoint not made amid skipped steps */
     double loss, validation_loss;
+    double packed,
+        room;         /* tokens of the steps done here, and what their micro-batches could hold */
     bool data_failed; /* what failed is the data or an evaluation: weights and states are good */
     double ended;     /* when the step before ended */
     double step_time; /* moving average, seconds; 0 before the second step */
@@ -94,10 +96,8 @@ static int64_t count_steps(const session *s, const run_manifest *run)
 {
     if (run->max_steps > 0)
         return run->max_steps;
-    double micro_tokens = (double)(run->micro_batch_size * run->max_seq_len);
-    double batches =
-        run->packing ? (double)s->epoch_tokens / micro_tokens : (double)s->epoch_documents;
-    double steps = ceil(run->num_train_epochs * batches / (double)run->gradient_accumulation_steps);
+    double steps =
+        ceil(run->num_train_epochs * s->epoch_batches / (double)run->gradient_accumulation_steps);
     return steps < 1 ? 1 : (int64_t)steps;
 }
 
@@ -235,6 +235,15 @@ static mt_status check_resumed(const loop *l)
                          l->folder.resume, (long long)l->state.epoch_tokens,
                          (long long)l->state.epoch_documents, l->folder.resume);
     }
+    if (l->state.fingerprint && s->fingerprint && l->state.fingerprint != s->fingerprint) {
+        c = config_section(run->config, "data");
+        return c->reject(
+            c, "files",
+            "hold other text than %s was trained on (its size is the same); go on with "
+            "the same data, or start anew from these weights (model: %s) in another "
+            "output_dir",
+            l->folder.resume, l->folder.resume);
+    }
     /* Later steps of this folder would be mixed with those of this run, and be resumed next. */
     char newest[RUN_FOLDER_PATH];
     mt_status st = checkpoint_latest(l->folder.checkpoints, newest, sizeof newest);
@@ -276,6 +285,7 @@ static mt_status begin(loop *l)
         l->state = (checkpoint_state){ .seed = (uint64_t)run->seed,
                                        .epoch_documents = l->s->epoch_documents,
                                        .epoch_tokens = l->s->epoch_tokens,
+                                       .fingerprint = l->s->fingerprint,
                                        .best_validation_loss = INFINITY };
         if (run->from_scratch) {
             session_load_weights(l->s, "", (uint64_t)run->seed);
@@ -386,6 +396,9 @@ static mt_status do_step(loop *l)
     l->loss = positive_nan(r.loss_sum / (double)r.n_targets);
 
     double context = (double)batch->tokens / (double)documents;
+    double room = (double)batch->n * (double)(l->run->micro_batch_size * l->run->max_seq_len);
+    l->packed += (double)batch->tokens;
+    l->room += room;
     metrics_step m = { .step = l->state.step,
                        .loss = l->loss,
                        .grad_norm = positive_nan(r.grad_norm),
@@ -393,7 +406,8 @@ static mt_status do_step(loop *l)
                        .tokens = batch->tokens,
                        .targets = batch->n_targets,
                        .total_tokens = l->state.tokens,
-                       .epoch = (double)l->state.tokens / (double)l->s->epoch_tokens,
+                       .packing_efficiency = (double)batch->tokens / room,
+                       .epoch = data_epochs(l->s->train, l->s->epoch_documents),
                        .model_flops = model_train_flops_per_token(l->s->model, context) *
                                       (double)batch->tokens,
                        .rss = machine_rss(),
@@ -477,6 +491,7 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
     ret->steps = l.schedule.total;
     ret->loss = l.loss;
     ret->validation_loss = l.validation_loss;
+    ret->packing_efficiency = l.packed / l.room;
     snprintf(ret->checkpoint, sizeof ret->checkpoint, "%s",
              l.saved_step >= 0 ? l.folder.resume : "");
     return st;

@@ -12,6 +12,7 @@ typedef struct train_outcome {
     int64_t step, steps;              /* done, of */
     double loss;                      /* of the last step; NaN when none was done */
     double validation_loss;           /* NaN when there was no evaluation */
+    double packing_efficiency;        /* of the steps done since the start or resume; NaN: none */
     char checkpoint[RUN_FOLDER_PATH]; /* the newest; "" when there is none */
 } train_outcome;
 

@@ -178,6 +178,7 @@ mt_status metrics_write_step(metrics *m, const metrics_step *s)
     put_int(m, "tokens", s->tokens);
     put_int(m, "targets", s->targets);
     put_int(m, "total_tokens", s->total_tokens);
+    put_real(m, "packing_efficiency", s->packing_efficiency);
     put_real(m, "epoch", s->epoch);
     fprintf(m->file, ", \"updated\": %s", s->updated ? "true" : "false");
     put_time(m, "tokens_per_second", (double)s->tokens * per_second);

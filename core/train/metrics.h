@@ -17,6 +17,7 @@ typedef struct metrics_step {
     double lr;
     int64_t tokens, targets;
     int64_t total_tokens;      /* since the run began */
+    double packing_efficiency; /* tokens as a share of what the micro-batches could hold */
     double epoch;              /* epochs done, with the fraction of the present one */
     double seconds;            /* wall time since the step before ended */
     double model_flops;        /* of the model, without recompute */

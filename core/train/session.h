@@ -52,6 +52,8 @@ typedef struct session {
     char cache_folder[SESSION_PATH]; /* "": none */
     data_source *train;
     int64_t epoch_documents, epoch_tokens; /* training: in one epoch; tokens are inputs */
+    double epoch_batches;                  /* micro-batches in one epoch */
+    uint64_t fingerprint;                  /* of the training data; 0: not known */
     int64_t validation_documents;          /* 0: the data has no validation split */
     /* session_make_plan, session_start */
     bool measured;

@@ -264,7 +264,7 @@ static mt_status open_source(const session *s, const run_manifest *run, void *st
 {
     const data_options options = { .micro_tokens = run->micro_batch_size * run->max_seq_len,
                                    .micro_batches = run->gradient_accumulation_steps,
-                                   .packing = run->packing,
+                                   .packing = (packing_mode)run->packing,
                                    .prefetch = true };
     return data_open(s->data, stream, &options, ret);
 }
@@ -281,6 +281,23 @@ static mt_status check_stream(const session *s, const run_manifest *run, const v
             (long long)s->model->vocab, (long long)vocab, (long long)vocab);
     }
     return MT_OK;
+}
+
+/* How many micro-batches an epoch is, which decides how many steps a run of epochs has. Reads the
+ * data once where only that can tell. */
+static mt_status count_batches(session *s, const run_manifest *run, void *stream)
+{
+    int64_t micro_tokens = run->micro_batch_size * run->max_seq_len, n = 0;
+    s->epoch_batches = run->packing == RUN_PACKING_NONE
+                           ? (double)s->epoch_documents
+                           : (double)s->epoch_tokens / (double)micro_tokens;
+    if (run->packing != RUN_PACKING_BEST_FIT || run->max_steps > 0)
+        return MT_OK;
+    mt_status st = packing_count_epoch(s->data, stream, micro_tokens, &n);
+    if (st != MT_OK)
+        return st;
+    s->epoch_batches = (double)n;
+    return s->data->seek(stream, 0, 0);
 }
 
 mt_status session_open_data(session *s, const run_manifest *run)
@@ -320,6 +337,10 @@ mt_status session_open_data(session *s, const run_manifest *run)
         return st;
     s->data->size(stream, &s->epoch_documents, &s->epoch_tokens);
     st = check_stream(s, run, stream);
+    if (st == MT_OK)
+        st = count_batches(s, run, stream);
+    if (s->data->struct_size > offsetof(mt_data, fingerprint) && s->data->fingerprint)
+        s->fingerprint = s->data->fingerprint(stream);
     if (st != MT_OK) {
         s->data->close(stream);
         return st;

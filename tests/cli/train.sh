@@ -27,6 +27,7 @@ check 'a line for every step' test "$(grep -c '"loss"' run/metrics.jsonl)" = 12
 check 'an evaluation at 5, 10 and the end' \
     test "$(sed -n 's/{"step": \([0-9]*\), "validation_loss.*/\1/p' run/metrics.jsonl | tr '\n' ' ')" = '5 10 12 '
 check 'the effective manifest' test -s run/run.yaml
+check 'how full micro-batches were' grep -qE '"packing_efficiency": (1|0\.[0-9]+),' run/metrics.jsonl
 first=$(sed -n '1s/.*"loss": \([0-9.]*\).*/\1/p' run/metrics.jsonl)
 last=$(grep '"step": 12, "loss"' run/metrics.jsonl | sed 's/.*"loss": \([0-9.]*\).*/\1/')
 check "the loss falls: $first, $last" awk "BEGIN { exit !($first > 5.3 && $last < $first - 0.5) }"
@@ -58,6 +59,13 @@ expect 0 'resuming from halves/checkpoints/step-000007' 'finished: step 12 of 12
 check '12 steps = 7 + 5: the checkpoint' \
     same_checkpoint run/checkpoints/step-000012 halves/checkpoints/step-000012
 check '12 steps = 7 + 5: the metrics' diff <(timeless run/metrics.jsonl) <(timeless halves/metrics.jsonl)
+
+tr 'aeiou' 'uoiea' <text.txt >swapped.txt
+expect 1 'hold other text than run/checkpoints/step-000012' \
+    -- train run.yaml train.max_steps=20 data.files=swapped.txt
+cp text.txt moved.txt
+expect 0 'finished: step 13 of 13' -- train run.yaml output_dir=halves train.max_steps=13 data.files=moved.txt
+check 'the same text under another name' grep -q 'resuming from' out
 
 # ---- data that goes away loses no step ----------------------------------------------------------
 

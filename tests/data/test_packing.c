@@ -133,7 +133,7 @@ static void check_step(const step_batch *step, const data_options *o, int *seen)
         int64_t longest = 0, n = 0;
         CHECK(b->tokens >= 1 && b->tokens <= o->micro_tokens, "%d", (int)b->tokens);
         CHECK(b->doc_starts[0] == 0 && b->doc_starts[b->documents] == b->tokens, " ");
-        CHECK(o->packing || b->documents == 1, "%d", (int)b->documents);
+        CHECK(o->packing != PACKING_NONE || b->documents == 1, "%d", (int)b->documents);
         for (int64_t j = 0; j < b->documents; j++) {
             int32_t first = b->doc_starts[j], end = b->doc_starts[j + 1];
             CHECK(end > first, "an empty document");
@@ -172,7 +172,7 @@ static void one_epoch(data_options o, uint8_t (*mask)(int64_t, int64_t))
         check_step(step, &o, seen);
         CHECK(!partial, "a partial step before the last");
         for (int64_t k = 0; k < step->n; k++)
-            partial |= o.packing && step->micro[k].tokens < o.micro_tokens;
+            partial |= o.packing == PACKING_SEQUENTIAL && step->micro[k].tokens < o.micro_tokens;
         partial |= !mask && step->n < o.micro_batches;
     }
     CHECK(status == MT_END, "%s", status_text());
@@ -193,16 +193,16 @@ static void every_target_once(void)
 {
     static const int64_t tokens[] = { 1, 7, 16, 63, 64, 1000 };
     for (int k = 0; k < 6; k++)
-        for (int packing = 0; packing < 2; packing++)
+        for (packing_mode mode = PACKING_BEST_FIT; mode <= PACKING_NONE; mode++)
             for (int ahead = 0; ahead < 2; ahead++) {
-                one_epoch((data_options){ tokens[k], 3, packing, ahead }, NULL);
-                one_epoch((data_options){ tokens[k], 1, packing, ahead }, some);
+                one_epoch((data_options){ tokens[k], 3, mode, ahead }, NULL);
+                one_epoch((data_options){ tokens[k], 1, mode, ahead }, some);
             }
 }
 
-static void packed_is_full(void)
+static void sequential_is_full(void)
 {
-    data_options o = { 32, 4, true, true };
+    data_options o = { 32, 4, PACKING_SEQUENTIAL, true };
     data_source *d = must_open(&plain, o);
     CHECK(data_max_documents(d) == 32, " ");
     for (int i = 0; i < 100; i++) {
@@ -212,6 +212,112 @@ static void packed_is_full(void)
         CHECK(step->tokens == 128 && step->n_targets == 128, "%d", (int)step->tokens);
     }
     data_close(d);
+}
+
+/* ---- best fit ------------------------------------------------------------------------------- */
+
+enum { MOST_BATCHES = 4096 };
+
+/* Lengths, in inputs, of what the micro-batches of an epoch hold. */
+static int64_t pack_epoch(const stream *proto, int64_t micro_tokens, int64_t *ret_tokens,
+                          int64_t *ret_documents)
+{
+    stream one = *proto;
+    one.endless = false;
+    data_source *d = must_open(&one, (data_options){ micro_tokens, 1, PACKING_BEST_FIT, false });
+    const step_batch *step;
+    int64_t n = 0;
+    while (data_next(d, &step) == MT_OK && n < MOST_BATCHES) {
+        ret_tokens[n] = step->tokens;
+        ret_documents[n++] = step->micro[0].documents;
+    }
+    data_close(d);
+    return n;
+}
+
+/* Inputs of 700, 300, 400, 600, 500, 500: three full micro-batches of two documents each. */
+static int64_t pairs(int64_t i)
+{
+    static const int64_t n[] = { 701, 301, 401, 601, 501, 501 };
+    return n[i % 6];
+}
+
+/* Three of 600 do not pair up, whatever the others do. */
+static int64_t loose(int64_t i)
+{
+    static const int64_t n[] = { 601, 101, 601, 201, 601, 101 };
+    return n[i % 6];
+}
+
+static int64_t random_length(int64_t i)
+{
+    return 2 + (int64_t)((uint64_t)i * 2654435761u % 1000003u) % 400;
+}
+
+static void whole_documents_fill_micro_batches(void)
+{
+    int64_t tokens[MOST_BATCHES], documents[MOST_BATCHES];
+    stream proto = plain;
+    proto.documents = 6;
+    proto.length = pairs;
+    CHECK(pack_epoch(&proto, 1000, tokens, documents) == 3, " ");
+    for (int i = 0; i < 3; i++)
+        CHECK(tokens[i] == 1000 && documents[i] == 2, "%d: %d", i, (int)tokens[i]);
+    proto.length = loose; /* 600 + 200, 600 + 100 + 100, 600 */
+    CHECK(pack_epoch(&proto, 1000, tokens, documents) == 3, " ");
+    for (int i = 0; i < 3; i++)
+        CHECK(tokens[i] >= 600 && tokens[i] <= 800, "%d", (int)tokens[i]);
+
+    proto.documents = 2003; /* several windows would be 1 Mi tokens; this is 0.4 Mi */
+    proto.length = random_length;
+    int64_t n = pack_epoch(&proto, 1000, tokens, documents), all = 0, least = 1000;
+    for (int64_t i = 0; i < n; i++) {
+        all += tokens[i];
+        least = tokens[i] < least ? tokens[i] : least;
+    }
+    CHECK(n == (all + 999) / 1000, "%d micro-batches for %d tokens", (int)n, (int)all);
+    CHECK(least > 750, "the emptiest has %d tokens", (int)least);
+}
+
+static void an_epoch_is_counted_exactly(void)
+{
+    static const int64_t sizes[] = { 7, 64, 1000 };
+    int64_t tokens[MOST_BATCHES], documents[MOST_BATCHES];
+    for (int masked = 0; masked < 2; masked++)
+        for (int k = 0; k < 3; k++) {
+            stream proto = plain;
+            proto.mask = masked ? some : NULL;
+            int64_t n = 0, want = pack_epoch(&proto, sizes[k], tokens, documents);
+            CHECK(packing_count_epoch(&fake, &proto, sizes[k], &n) == MT_OK, "%s", status_text());
+            CHECK(n == want && n > 0, "%d, counted %d", (int)want, (int)n);
+        }
+}
+
+/* Windows end with the epoch: each one trains every target once before the next begins. */
+static void epochs_do_not_mix(void)
+{
+    data_options o = { 16, 1, PACKING_BEST_FIT, true };
+    data_source *d = must_open(&plain, o);
+    int *seen = calloc(DOCUMENTS * 1000, sizeof *seen);
+    const step_batch *step;
+    for (int64_t epoch = 0; epoch < 3; epoch++) {
+        double before = (double)epoch;
+        do {
+            CHECK(data_next(d, &step) == MT_OK, "%s", status_text());
+            check_step(step, &o, seen);
+            double now = data_epochs(d, DOCUMENTS);
+            CHECK(now > before, "%g after %g epochs", now, before);
+            before = now;
+        } while (data_tell(d).epoch == epoch);
+        CHECK(before == (double)epoch + 1, "%g epochs", before);
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < DOCUMENTS; i++)
+            for (int64_t t = 1; t < ragged(i); t++)
+                wrong += seen[i * 1000 + t] != epoch + 1;
+        CHECK(wrong == 0, "epoch %d: %d targets", (int)epoch, (int)wrong);
+    }
+    data_close(d);
+    free(seen);
 }
 
 /* ---- prefetch = no prefetch; resume --------------------------------------------------------- */
@@ -235,8 +341,8 @@ enum { STEPS = 40 };
 
 static void resume(void)
 {
-    for (int packing = 0; packing < 2; packing++) {
-        data_options o = { 16, 2, packing, false };
+    for (packing_mode mode = PACKING_BEST_FIT; mode <= PACKING_NONE; mode++) {
+        data_options o = { 16, 2, mode, false };
         uint64_t want[STEPS];
         data_position at[STEPS + 1];
         stream proto = plain;
@@ -251,9 +357,9 @@ static void resume(void)
             at[i + 1] = data_tell(d);
         }
         data_close(d);
-        bool mid_document_in_epoch_2 = false;
+        bool inside_in_epoch_2 = false;
         for (int from = 0; from <= STEPS; from++) {
-            mid_document_in_epoch_2 |= at[from].epoch >= 1 && at[from].offset > 0;
+            inside_in_epoch_2 |= at[from].epoch >= 1 && at[from].offset > 0;
             o.prefetch = from % 2;
             d = must_open(&proto, o);
             CHECK(data_seek(d, at[from]) == MT_OK, "%s", status_text());
@@ -267,13 +373,13 @@ static void resume(void)
             }
             data_close(d);
         }
-        CHECK(mid_document_in_epoch_2, "the test does not reach what it is for");
+        CHECK(inside_in_epoch_2, "the test does not reach what it is for");
     }
 }
 
 static void a_batch_lives_until_the_second_next_call(void)
 {
-    data_options o = { 16, 2, true, true };
+    data_options o = { 16, 2, PACKING_SEQUENTIAL, true };
     data_source *d = must_open(&plain, o);
     const step_batch *step[3] = { NULL };
     uint64_t h[3] = { 0 };
@@ -293,21 +399,23 @@ static void a_batch_lives_until_the_second_next_call(void)
 
 static void nothing_to_train(void)
 {
-    for (int ahead = 0; ahead < 2; ahead++) {
+    for (int way = 0; way < 6; way++) {
+        const packing_mode mode = (packing_mode)(way / 2);
+        const bool ahead = way % 2;
         stream proto = plain;
         proto.mask = nothing;
-        data_source *d = must_open(&proto, (data_options){ 16, 2, true, ahead });
+        data_source *d = must_open(&proto, (data_options){ 16, 2, mode, ahead });
         const step_batch *step = NULL;
         CHECK(data_next(d, &step) == MT_ERR_INVALID && support_says("no token to train on"), " ");
         CHECK(data_next(d, &step) == MT_ERR_INVALID && !step, "an error must stay");
         data_close(d);
         proto.endless = false;
-        d = must_open(&proto, (data_options){ 16, 2, true, ahead });
+        d = must_open(&proto, (data_options){ 16, 2, mode, ahead });
         CHECK(data_next(d, &step) == MT_END, " ");
         data_close(d);
         /* Whole micro-batches and whole steps fall out; what is left is complete. */
-        one_epoch((data_options){ 4, 1, true, ahead }, not_long);
-        one_epoch((data_options){ 4, 3, false, ahead }, not_long);
+        one_epoch((data_options){ 4, 1, mode, ahead }, not_long);
+        one_epoch((data_options){ 4, 3, mode, ahead }, not_long);
     }
 }
 
@@ -316,7 +424,7 @@ static void errors_pass_through(void)
     for (int ahead = 0; ahead < 2; ahead++) {
         stream proto = plain;
         proto.fails_at = 20;
-        data_source *d = must_open(&proto, (data_options){ 16, 2, true, ahead });
+        data_source *d = must_open(&proto, (data_options){ 16, 2, PACKING_SEQUENTIAL, ahead });
         const step_batch *step;
         mt_status status;
         int steps = 0;
@@ -325,21 +433,37 @@ static void errors_pass_through(void)
         CHECK(status == MT_ERR_IO && support_says("the disk is gone"), "%d", status);
         CHECK(steps > 2, "%d", steps);
         CHECK(data_next(d, &step) == MT_ERR_IO && support_says("the disk is gone"), " ");
-        CHECK(data_seek(d, (data_position){ 0, 0, 0 }) == MT_ERR_INVALID, " ");
+        CHECK(data_seek(d, (data_position){ 0, 0, 0, 0 }) == MT_ERR_INVALID, " ");
         data_close(d);
     }
 }
 
 static void bad_positions(void)
 {
-    data_source *d = must_open(&plain, (data_options){ 16, 2, true, true });
-    CHECK(data_seek(d, (data_position){ 0, DOCUMENTS + 1, 0 }) == MT_ERR_INVALID, " ");
-    CHECK(data_seek(d, (data_position){ 0, 0, 4 }) == MT_ERR_INVALID && support_says("token 4"),
+    data_source *d = must_open(&plain, (data_options){ 16, 2, PACKING_SEQUENTIAL, true });
+    CHECK(data_seek(d, (data_position){ 0, DOCUMENTS + 1, 0, 0 }) == MT_ERR_INVALID, " ");
+    CHECK(data_seek(d, (data_position){ 0, 0, 4, 0 }) == MT_ERR_INVALID && support_says("token 4"),
           " ");
-    CHECK(data_seek(d, (data_position){ 1, 0, -1 }) == MT_ERR_INVALID, " ");
+    CHECK(data_seek(d, (data_position){ 1, 0, -1, 0 }) == MT_ERR_INVALID, " ");
+    /* A window's micro-batches are those of one size, and no place inside a document. */
+    CHECK(data_seek(d, (data_position){ 0, 0, 4, 16 }) == MT_ERR_INVALID &&
+              support_says("go on with packing: best_fit"),
+          " ");
+    data_close(d);
+    d = must_open(&plain, (data_options){ 16, 2, PACKING_BEST_FIT, true });
+    CHECK(data_seek(d, (data_position){ 0, 0, 4, 32 }) == MT_ERR_INVALID &&
+              support_says("micro-batches of 32 tokens"),
+          " ");
+    CHECK(data_seek(d, (data_position){ 0, 0, 4, 0 }) == MT_ERR_INVALID &&
+              support_says("inside a document"),
+          " ");
+    CHECK(data_seek(d, (data_position){ 0, 0, 1000, 16 }) == MT_ERR_INVALID &&
+              support_says("micro-batch 1000"),
+          " ");
+    CHECK(data_seek(d, (data_position){ 0, 0, 4, 16 }) == MT_OK, "%s", status_text());
     data_close(d);
     d = NULL;
-    data_options none = { 0, 1, true, false };
+    data_options none = { 0, 1, PACKING_SEQUENTIAL, false };
     atomic_fetch_add(&open_streams, 1);
     CHECK(data_open(&fake, malloc(1), &none, &d) == MT_ERR_INVALID && !d, " ");
     data_close(NULL);
@@ -348,7 +472,7 @@ static void bad_positions(void)
 static void closing_early(void)
 {
     for (int i = 0; i < 50; i++) {
-        data_source *d = must_open(&plain, (data_options){ 64, 4, true, true });
+        data_source *d = must_open(&plain, (data_options){ 64, 4, PACKING_SEQUENTIAL, true });
         const step_batch *step;
         for (int k = 0; k < i % 5; k++)
             CHECK(data_next(d, &step) == MT_OK, " ");
@@ -361,7 +485,10 @@ int main(void)
 {
     log_set_level(MT_LOG_ERROR); /* micro-batches are left out on purpose */
     RUN(every_target_once);
-    RUN(packed_is_full);
+    RUN(sequential_is_full);
+    RUN(whole_documents_fill_micro_batches);
+    RUN(an_epoch_is_counted_exactly);
+    RUN(epochs_do_not_mix);
     RUN(resume);
     RUN(a_batch_lives_until_the_second_next_call);
     RUN(nothing_to_train);
