@@ -114,9 +114,9 @@ checkpoint:
 END
 }
 
-# What of metrics.jsonl does not depend on the clock or on the machine.
+# What of metrics.jsonl does not depend on the clock or on the machine, as the plan does.
 timeless() {
-    sed -E 's/, "(tokens_per_second|model_flops_per_second|seconds|wait_[a-z]+_seconds|rss)": [^,}]*//g' \
+    sed -E 's/, "(tokens_per_second|model_flops_per_second|seconds|wait_[a-z]+_seconds|(device|host)_bytes|rss)": [^,}]*//g' \
         "$1"
 }
 
