@@ -83,12 +83,15 @@ static bool run_step(const tok_decode *d, tok_text t, bool first, tok_region *re
     return false;
 }
 
-/* Runs n steps; *ret is `t` itself or lies in one of the two buffers. */
-static bool run_steps(const tok_decode *steps, int64_t n, tok_text t, bool first,
+/* Runs n steps; *ret is `t` itself or lies in one of the two buffers. `plain`: the text was never
+ * in the byte-level alphabet, though its characters may be. */
+static bool run_steps(const tok_decode *steps, int64_t n, tok_text t, bool first, bool plain,
                       tok_region *region, tok_buf buf[2], tok_text *ret)
 {
     int into = 0;
     for (int64_t i = 0; i < n; i++) {
+        if (plain && steps[i].kind == TOK_DECODE_BYTE_LEVEL)
+            continue;
         buf[into].n = 0;
         if (!run_step(&steps[i], t, first, region, &buf[into]))
             return false;
@@ -99,11 +102,20 @@ static bool run_steps(const tok_decode *steps, int64_t n, tok_text t, bool first
     return true;
 }
 
-/* An added token is decoded as it stood in the normalized text. */
-static void use_patterns(const tokenizer *t, tok_text *text)
+/* What a token starts from: an added one from its text in the normalized text. */
+static void start_texts(const tokenizer *t, tok_text *ret)
 {
+    memcpy(ret, t->vocab.text, (size_t)t->vocab.size * sizeof *ret);
     for (int64_t i = 0; i < t->n_added; i++)
-        text[t->added[i].id] = t->added[i].pattern;
+        ret[t->added[i].id] = t->added[i].pattern;
+}
+
+static bool writes_bytes(const tokenizer *t)
+{
+    for (int64_t i = 0; i < t->n_norms; i++)
+        if (t->norms[i].kind == TOK_NORM_BYTE_LEVEL)
+            return true;
+    return false;
 }
 
 static bool depends_on_start(const tokenizer *t)
@@ -114,46 +126,45 @@ static bool depends_on_start(const tokenizer *t)
     return false;
 }
 
-mt_status tok_decode_prepare(tokenizer *t)
+/* Runs the steps that see single tokens over all of `text`, in place. */
+static mt_status decode_all(tokenizer *t, tok_text *text, bool first)
 {
     mt_status status = MT_OK;
     tok_buf buf[2] = { 0 };
     tok_region *region = tok_region_create();
-    size_t n = (size_t)t->vocab.size;
-    t->decoded = tok_arena_alloc(&t->arena, (n + 1) * sizeof *t->decoded);
-    if (depends_on_start(t))
-        t->decoded_first = tok_arena_alloc(&t->arena, (n + 1) * sizeof *t->decoded_first);
-    if (!region || !t->decoded || (depends_on_start(t) && !t->decoded_first)) {
+    bool added_are_plain = !writes_bytes(t);
+    if (!region)
         status = tok_nomem();
-        goto out;
-    }
-    memcpy(t->decoded, t->vocab.text, n * sizeof *t->decoded);
-    use_patterns(t, t->decoded);
-    for (int64_t id = 0; id < t->vocab.size; id++) {
-        tok_text from = t->decoded[id], made;
-        if (!from.p)
+    for (int64_t id = 0; id < t->vocab.size && !status; id++) {
+        bool plain = added_are_plain && t->vocab.flags[id] & TOK_ADDED;
+        tok_text made;
+        if (!text[id].p)
             continue;
-        if (t->decoded_first) {
-            if (!run_steps(t->decodes, t->n_each, from, true, region, buf, &made) ||
-                !(t->decoded_first[id] = tok_arena_copy(&t->arena, made)).p) {
-                status = tok_nomem();
-                goto out;
-            }
-        }
-        if (!run_steps(t->decodes, t->n_each, from, false, region, buf, &made)) {
+        if (!run_steps(t->decodes, t->n_each, text[id], first, plain, region, buf, &made))
             status = tok_nomem();
-            goto out;
-        }
-        if (!tok_same(made, from) && !(t->decoded[id] = tok_arena_copy(&t->arena, made)).p) {
+        else if (!tok_same(made, text[id]) && !(text[id] = tok_arena_copy(&t->arena, made)).p)
             status = tok_nomem();
-            goto out;
-        }
     }
-out:
     tok_region_destroy(region);
     tok_buf_finish(&buf[0]);
     tok_buf_finish(&buf[1]);
     return status;
+}
+
+static mt_status prepare(tokenizer *t, bool first, tok_text **ret)
+{
+    tok_text *text = tok_arena_alloc(&t->arena, (size_t)t->vocab.size * sizeof *text);
+    if (!text)
+        return tok_nomem();
+    start_texts(t, text);
+    *ret = text;
+    return decode_all(t, text, first);
+}
+
+mt_status tok_decode_prepare(tokenizer *t)
+{
+    mt_status status = prepare(t, false, &t->decoded);
+    return status || !depends_on_start(t) ? status : prepare(t, true, &t->decoded_first);
 }
 
 /* Bytes of the tokens up to the steps that see the whole text. */
@@ -188,7 +199,7 @@ static int64_t finish_text(const tokenizer *t, tok_text text, char *ret_text, in
     tok_region *region = tok_region_create();
     tok_text made = { 0 };
     bool ok = region && run_steps(t->decodes + t->n_each, t->n_decodes - t->n_each, text, true,
-                                  region, buf, &made);
+                                  false, region, buf, &made);
     int64_t n = ok ? made.n : tok_nomem();
     if (ok && capacity > 0 && made.n)
         memcpy(ret_text, made.p, (size_t)(made.n < capacity ? made.n : capacity));

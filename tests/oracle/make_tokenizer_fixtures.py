@@ -221,4 +221,5 @@ def main():
         print(name, t.get_vocab_size(), sum(len(line) for line in lines))
 
 
-main()
+if __name__ == "__main__":
+    main()
