@@ -241,6 +241,16 @@ static const char *choose_loader(const session *s, const run_manifest *run)
     return bytes ? MT_BYTES_LOADER : MT_RECORDS_LOADER;
 }
 
+/* For data that has a chat format of its own where the model has none. */
+static const mt_chat *any_chat(const session *s)
+{
+    const void *table = NULL;
+    if (s->chat || !s->tokenizer)
+        return s->chat;
+    (void)registry_find(PLUGIN_LOADER, MT_CHAT_PLUGIN, MT_CHAT_INTERFACE, &table, NULL);
+    return table;
+}
+
 static mt_status open_stream(const session *s, const run_manifest *run, mt_split split, void **ret)
 {
     const mt_data_request request = { .struct_size = sizeof request,
@@ -252,7 +262,7 @@ static mt_status open_stream(const session *s, const run_manifest *run, mt_split
                                       .world = 1,
                                       .tokenizer = s->tokenizer,
                                       .tokens = s->tokens,
-                                      .chat = s->chat,
+                                      .chat = any_chat(s),
                                       .conversation = s->conversation,
                                       .cache_folder = s->cache_folder[0] ? s->cache_folder : NULL };
     return s->data->open(&request, ret);

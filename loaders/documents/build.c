@@ -371,6 +371,13 @@ static mt_status choose_format(builder *b)
             b->shape.format = FORMAT_TEXT;
     }
     b->facts.format = b->shape.format;
+    if ((only_text(&q->dataset->files) || b->shape.format == FORMAT_TEXT ||
+         b->shape.format == FORMAT_PROMPT) &&
+        q->encoder->end < 0 && q->encoder->tokenizer)
+        doc_log(MT_LOG_WARNING,
+                "data: %s: the tokenizer names no end token (EOS), so that documents end without "
+                "one",
+                q->dataset->key);
     return b->shape.format == FORMAT_ALPACA ? encoder_use_alpaca(q->encoder) : MT_OK;
 }
 

@@ -68,9 +68,9 @@ static mt_status push(token_list *l, int32_t id, bool trained, char *reason)
 
 /* ---- the encoder ---------------------------------------------------------------------------- */
 
-/* What the tokenizer puts before a text: what stands before the tokens of "a" when it is asked to
- * add. An end token that some add as well is put by encode_text itself. */
-static mt_status find_begin(encoder *e)
+/* What the tokenizer puts around a text: what stands around the tokens of "a" when it is asked to
+ * add. What some put behind it tells the end token where no file names one. */
+static mt_status find_added(encoder *e)
 {
     int32_t plain[8], added[8 + MOST_BEGIN];
     int64_t n = e->tokenizer->encode(e->tokens, "a", 1, 0, plain, 8);
@@ -87,6 +87,8 @@ static mt_status find_begin(encoder *e)
         return MT_OK;
     memcpy(e->begin, added, (size_t)k * sizeof *added);
     e->n_begin = k;
+    if (e->end < 0 && k + n < m)
+        e->end = added[k + n];
     return MT_OK;
 }
 
@@ -102,7 +104,7 @@ mt_status encoder_init(const mt_data_request *request, const doc_options *o, enc
     if (e.tokenizer) {
         e.vocab = e.tokenizer->vocab_size(e.tokens);
         e.end = e.tokenizer->special(e.tokens, MT_SPECIAL_END);
-        status = find_begin(&e);
+        status = find_added(&e);
     }
     if (!status)
         *ret = e;
@@ -200,9 +202,10 @@ static int64_t find_border(const encoder *e, const int32_t *ids, int64_t n, cons
     int64_t k = 0;
     while (k < n && k < m && ids[k] == prompt[k])
         k++;
-    int64_t left = count_bytes(e, prompt + k, m - k);
-    while (left > 0 && k < n)
-        left -= count_bytes(e, ids + k++, 1);
+    /* Some tokenizers drop a space at the start: a token more on both sides keeps it. */
+    int64_t from = k > 0 ? k - 1 : 0, wanted = count_bytes(e, prompt + from, m - from);
+    while (k < n && count_bytes(e, ids + from, k - from) < wanted)
+        k++;
     return k;
 }
 

@@ -182,7 +182,8 @@ typedef struct mt_data_request {
     uint64_t seed;
     int32_t rank, world;
     /* The model's tokenizer and its chat format, with the objects to call them with; NULL where the
-     * model or the manifest names none. */
+     * model or the manifest names none. Without a conversation, `chat` may still be there to open
+     * a format that the data brings along. */
     const mt_tokenizer *tokenizer;
     const void *tokens;
     const mt_chat *chat;
