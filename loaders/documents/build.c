@@ -405,6 +405,9 @@ mt_status build_cache(const build_request *request, cache *ret)
         status = cache_finish(b.out, &b.facts, ret);
         b.out = NULL;
     }
+    if (!status)
+        doc_log(MT_LOG_INFO, "data: %s: tokenised %s%s%s", d->key, doc_bytes(b.total_bytes).s,
+                request->folder ? ", kept in " : "", request->folder ? request->folder : "");
     cache_abort(b.out);
     reader_close(b.in);
     pthread_cond_destroy(&b.wake);

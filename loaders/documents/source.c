@@ -117,7 +117,6 @@ static mt_status open_cache(const mt_data_request *r, const doc_options *o, cons
         status = make_key(o, d, &e, folder, &key);
     if (!status)
         status = folder ? cache_open(folder, key, &s->cache) : MT_ERR_NOT_FOUND;
-    s->cached = status == MT_OK;
     if (status == MT_ERR_NOT_FOUND) {
         const build_request build = { r->config, o, d, &e, folder, key };
         status = build_cache(&build, &s->cache);

@@ -31,7 +31,6 @@ typedef struct source {
     const char *format; /* for the log */
     int64_t skipped, untrained;
     bool conversations; /* long documents are truncated where nothing else is said */
-    bool cached;        /* the tokens were there already */
 } source;
 
 /* Opens a dataset. `folder` is for caches, NULL for none. [main] */

@@ -107,10 +107,10 @@ static void report(const dataset *d, const char *key)
     const source *s = &d->source;
     double mean = t->n ? (double)(t->tokens + t->n) / (double)t->n : 0;
     doc_log(MT_LOG_INFO,
-            "data: %s: %s%s: %lld sample%s of %.0f tokens in the mean, %lld tokens, %lld of them "
+            "data: %s: %s: %lld sample%s of %.0f tokens in the mean, %lld tokens, %lld of them "
             "trained; longest document %lld",
-            key, s->format, s->cached ? " (cached)" : "", (long long)t->n, t->n == 1 ? "" : "s",
-            mean, (long long)(t->tokens + t->n), (long long)t->targets, (long long)t->longest);
+            key, s->format, (long long)t->n, t->n == 1 ? "" : "s", mean,
+            (long long)(t->tokens + t->n), (long long)t->targets, (long long)t->longest);
     if (s->skipped)
         doc_log(MT_LOG_WARNING, "data: %s: malformed records, skipped: %lld", key,
                 (long long)s->skipped);
