@@ -6,6 +6,8 @@
  */
 #include "encode.h"
 
+#include <xxhash.h>
+
 static mt_status give(char *reason, mt_status code, const char *fmt, ...) MT_PRINTF(3, 4);
 static mt_status give(char *reason, mt_status code, const char *fmt, ...)
 {
@@ -119,6 +121,29 @@ mt_status encoder_use_alpaca(encoder *e)
     if (!status)
         e->conversation = e->own;
     return status;
+}
+
+/* Of the chat format that conversations, or at least alpaca records, would get. */
+static uint64_t fingerprint_chat(const encoder *e)
+{
+    encoder alpaca = *e;
+    if (encoder_use_alpaca(&alpaca) || !alpaca.conversation)
+        return 0;
+    uint64_t hash = e->chat->fingerprint(alpaca.conversation);
+    if (alpaca.own && alpaca.own != e->own)
+        e->chat->close(alpaca.own);
+    return hash;
+}
+
+uint64_t encoder_fingerprint(const encoder *e)
+{
+    const uint64_t parts[] = { e->tokenizer ? e->tokenizer->fingerprint(e->tokens) : 0,
+                               (uint64_t)e->vocab,
+                               (uint64_t)e->end,
+                               e->conversation != NULL,
+                               fingerprint_chat(e),
+                               (uint64_t)e->train_on };
+    return XXH3_64bits(parts, sizeof parts);
 }
 
 void encoder_finish(encoder *e)

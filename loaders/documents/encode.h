@@ -34,6 +34,9 @@ typedef struct encoder {
 mt_status encoder_init(const mt_data_request *request, const doc_options *o, encoder *ret);
 void encoder_finish(encoder *e);
 
+/* Hash of all that decides which tokens a record becomes. [main] */
+uint64_t encoder_fingerprint(const encoder *e);
+
 /* The conversation of alpaca records: the model's, or the format "alpaca" where it has none. */
 mt_status encoder_use_alpaca(encoder *e);
 

@@ -35,13 +35,10 @@ static mt_status make_key(const doc_options *o, const doc_dataset *d, const enco
     add_number(s, content);
     for (int64_t i = 0; i < d->files.n; i++)
         add_number(s, reader_kind(d->files.items[i].path));
-    add_number(s, e->tokenizer ? e->tokenizer->fingerprint(e->tokens) : 0);
-    add_number(s, (uint64_t)e->vocab);
-    add_number(s, e->conversation ? e->chat->fingerprint(e->conversation) : 0);
+    add_number(s, encoder_fingerprint(e));
     add_number(s, d->format);
     for (int i = 0; i < COLUMNS; i++)
         add_text(s, d->columns[i] ? d->columns[i] : "");
-    add_number(s, o->train_on);
     add_number(s, o->skip_errors);
     add_text(s, o->separator);
     *ret = XXH3_64bits_digest(s);

@@ -257,6 +257,37 @@ static void token_files(void)
     support_leave(folder);
 }
 
+/* Documents of many lengths, across whatever blocks they are searched in. */
+static void every_end_token_is_found(void)
+{
+    enum { N = 20000 };
+    static int32_t ids[N];
+    support_enter(folder);
+    for (int i = 0, next = 3, length = 1; i < N; i++) {
+        ids[i] = i == next ? TOY_END : i % 251;
+        if (i == next)
+            next += ++length;
+    }
+    write_tokens("2.bin", 20240520, 1, 2, ids, N);
+    write_tokens("4.bin", 20240801, 7, 4, ids, N);
+    for (int f = 0; f < 2; f++) {
+        const support_config c = SUPPORT_CONFIG("files", f ? "4.bin" : "2.bin", IN_ORDER);
+        void *s = must_open(&c, MT_SPLIT_TRAIN, LONG, 0, 1);
+        mt_document doc;
+        int64_t n = documents(s), at = 0;
+        for (int64_t i = 0; i < n; i++) {
+            CHECK(d->next(s, &doc) == MT_OK, " ");
+            CHECK(memcmp(doc.tokens, ids + at, (size_t)doc.n * sizeof *ids) == 0, "%d", (int)i);
+            for (int64_t k = 0; k < doc.n; k++)
+                CHECK((doc.tokens[k] == TOY_END) == (k == doc.n - 1 && i < n - 1), "%d", (int)i);
+            at += doc.n;
+        }
+        CHECK(at == N && d->vocab_size(s) == TOY_END + 1, "%d tokens", (int)at);
+        d->close(s);
+    }
+    support_leave(folder);
+}
+
 static void a_token_file_that_shrinks(void)
 {
     enum { N = 4000 };
@@ -494,6 +525,7 @@ int main(int argc, char **argv)
     RUN(weights);
     RUN(positions);
     RUN(token_files);
+    RUN(every_end_token_is_found);
     RUN(a_token_file_that_shrinks);
     RUN(caches);
     RUN(what_makes_a_cache_stale);
