@@ -157,6 +157,11 @@ typedef struct mt_chat {
      * documents; unknown ones are the caller's to find. `format` outlives the chat. [main] */
     mt_status (*open_custom)(const mt_config *format, const mt_tokenizer *tokenizer,
                              const void *tokens, void **ret_chat);
+    /* What an assistant said: takes `text` apart, the tokens after a generation prompt as they
+     * decode with special tokens, without the stop token. More may be to come: what may yet turn
+     * out to be the format's own is left out. `ret` gets the role, and content and reasoning as
+     * places in `text`; no reasoning is NULL. [any] */
+    void (*parse)(const void *chat, const char *text, int64_t n, mt_message *ret);
 } mt_chat;
 
 /* ---- data ----------------------------------------------------------------------------------- */
