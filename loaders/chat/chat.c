@@ -100,37 +100,36 @@ static mt_status find_tokens(chat *c)
 
 /* ---- patterns -------------------------------------------------------------------------------- */
 
-/* End of the last special token of a pattern; its length where there is none. */
-static int64_t end_of_last_token(const chat *c, const char *pattern, const char **ret_token)
+/* Finds the last special token of a pattern, the end-of-turn token; NULL where there is none. */
+static const char *find_close(const chat *c, const char *pattern, int64_t *ret_at, int64_t *ret_end)
 {
-    int64_t n = (int64_t)strlen(pattern), end = n;
-    *ret_token = NULL;
-    for (int64_t i = n - 1; i >= 0 && !*ret_token; i--) {
-        const char *p = pattern + i;
-        if (strncmp(p, "{eos}", 5) == 0) {
-            *ret_token = c->eos;
-            end = i + 5;
+    for (int64_t at = (int64_t)strlen(pattern) - 1; at >= 0; at--) {
+        if (strncmp(pattern + at, "{eos}", 5) == 0) {
+            *ret_at = at;
+            *ret_end = at + 5;
+            return c->eos;
         }
-        for (int32_t k = 0; k < c->n_tokens && !*ret_token; k++)
-            if (strncmp(p, c->token[k].text, (size_t)c->token[k].n) == 0) {
-                *ret_token = c->token[k].text;
-                end = i + c->token[k].n;
+        for (int32_t k = 0; k < c->n_tokens; k++)
+            if (strncmp(pattern + at, c->token[k].text, (size_t)c->token[k].n) == 0) {
+                *ret_at = at;
+                *ret_end = at + c->token[k].n;
+                return c->token[k].text;
             }
     }
-    return end;
+    return NULL;
 }
 
 /* The answer begins where the pattern parts from the generation prompt. */
 static chat_answer divide(const chat *c, const char *pattern)
 {
     chat_answer a = { .pattern = pattern };
-    const char *prompt = c->format->prompt ? c->format->prompt : "", *token;
+    const char *prompt = c->format->prompt ? c->format->prompt : "";
     if (!pattern)
         return a;
     while (prompt[a.begin] && prompt[a.begin] == pattern[a.begin])
         a.begin++;
-    a.n = (int64_t)strlen(pattern);
-    a.end = end_of_last_token(c, pattern, &token);
+    a.n = a.close = a.end = (int64_t)strlen(pattern);
+    find_close(c, pattern, &a.close, &a.end);
     return a;
 }
 
@@ -146,8 +145,8 @@ static void add_stop(chat *c, int32_t id)
 static void find_stops(chat *c)
 {
     const chat_format *f = c->format;
-    const char *last = NULL;
-    end_of_last_token(c, f->assistant, &last);
+    int64_t at, end;
+    const char *last = find_close(c, f->assistant, &at, &end);
     if (!f->stops[0] && last)
         add_stop(c, c->tokenizer->token_id(c->tokens, last, (int64_t)strlen(last)));
     for (int32_t i = 0; i < CHAT_MAX_STOPS && f->stops[i]; i++)
@@ -298,6 +297,7 @@ static const mt_chat interface = {
     .fingerprint = chat_fingerprint,
     .resembles = chat_resembles,
     .open_custom = chat_open_custom,
+    .parse = chat_parse,
 };
 
 static mt_status init(const mt_host *h)

@@ -4,8 +4,8 @@
  * are trained.
  *
  * formats.c is the table of formats, each a handful of literal strings; text.c renders a
- * conversation; encode.c turns the text into tokens and its answers into a mask; identify.c tells a
- * template's format; chat.c opens formats and is the plugin.
+ * conversation; encode.c turns the text into tokens and its answers into a mask; parse.c reads what
+ * a model answered; identify.c tells a template's format; chat.c opens formats and is the plugin.
  *
  * What is trained: the answer of every assistant turn that is marked so. It begins where the
  * generation prompt ends, for that is what the model will have been given, and ends with the
@@ -86,7 +86,8 @@ typedef struct chat_token {
 /* An assistant's pattern in its three parts: given, answer, and what follows the turn. */
 typedef struct chat_answer {
     const char *pattern;
-    int64_t begin, end, n; /* offsets in the pattern; the answer is [begin, end) */
+    /* Offsets in the pattern: the answer is [begin, end), its end-of-turn token [close, end). */
+    int64_t begin, close, end, n;
 } chat_answer;
 
 /* An open format. */
@@ -127,6 +128,9 @@ void chat_text_free(chat_text *t);
 /* The plugin's encode. */
 int64_t chat_encode(const void *c, const mt_message *messages, int64_t n, bool prompt,
                     int32_t *ret_tokens, uint8_t *ret_trained, int64_t capacity);
+
+/* The plugin's parse. */
+void chat_parse(const void *c, const char *text, int64_t n, mt_message *ret);
 
 /* The plugin's identify and resembles. */
 const char *chat_identify(const char *jinja, int64_t n);

@@ -128,6 +128,7 @@ const chat_format chat_formats[] = {
     { .name = "deepseek-v3", DEEPSEEK_TURNS, .prompt = "<｜Assistant｜>" },
     { .name = "deepseek-r1",
       DEEPSEEK_TURNS,
+      .thought = "<｜Assistant｜><think>\n{reasoning}\n</think>\n\n{content}<｜end▁of▁sentence｜>",
       .prompt = "<｜Assistant｜><think>\n",
       .thinking = CHAT_THINKING_CUT },
 

@@ -249,6 +249,63 @@ static void straddling_token(void)
     interface->close(t.chat);
 }
 
+/* ---- reading answers ------------------------------------------------------------------------- */
+
+static void check_parsed(const char *format, const char *text, const char *reasoning,
+                         const char *content)
+{
+    talk t = { .toy = { .bos = "<s>", .eos = "</s>" } };
+    mt_message m;
+    must_open(&t, format);
+    interface->parse(t.chat, text, (int64_t)strlen(text), &m);
+    bool same = m.n_content == (int64_t)strlen(content) &&
+                memcmp(m.content, content, strlen(content)) == 0 && !m.reasoning == !reasoning;
+    if (same && reasoning)
+        same = m.n_reasoning == (int64_t)strlen(reasoning) &&
+               memcmp(m.reasoning, reasoning, strlen(reasoning)) == 0;
+    CHECK(same, "%s '%s': reasoning '%.*s', content '%.*s'", format, text, (int)m.n_reasoning,
+          m.reasoning ? m.reasoning : "", (int)m.n_content, m.content);
+    interface->close(t.chat);
+}
+
+static void answers(void)
+{
+    check_parsed("chatml", "Hello", NULL, "Hello");
+    check_parsed("chatml", "", NULL, "");
+    check_parsed("llama-2", " Hello ", NULL, "Hello");
+    check_parsed("llama-2", "Hello", NULL, "Hello");
+    check_parsed("mistral-v1", " Hello", NULL, "Hello");
+    check_parsed("deepseek-v2", " Hello", NULL, "Hello");
+    check_parsed("qwen3", "Hello", NULL, "Hello");
+    check_parsed("qwen3", "<think>\n\n</think>\n\nHello", "", "Hello");
+    check_parsed("qwen3", "<think>\nhm\n</think>\n\nHello", "hm", "Hello");
+    check_parsed("deepseek-r1", "hm\n</think>\n\nHello", "hm", "Hello");
+    check_parsed("harmony", "<|channel|>final<|message|>Hello", NULL, "Hello");
+    check_parsed("harmony",
+                 "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final"
+                 "<|message|>Hello",
+                 "hm", "Hello");
+}
+
+/* What is shown while an answer grows never has to be taken back. */
+static void answers_that_grow(void)
+{
+    static const char text[] = "<|channel|>analysis<|message|>a<|end|>b<|end|><|start|>assistant"
+                               "<|channel|>final<|message|>Hello <|end|> all";
+    talk t = { .toy = { .bos = "", .eos = "<|return|>" } };
+    int64_t reasoning = 0, content = 0;
+    must_open(&t, "harmony");
+    for (int64_t n = 0; n < (int64_t)sizeof text; n++) {
+        mt_message m;
+        interface->parse(t.chat, text, n, &m);
+        CHECK(m.n_reasoning >= reasoning && m.n_content >= content, "at byte %d", (int)n);
+        reasoning = m.n_reasoning;
+        content = m.n_content;
+    }
+    CHECK(reasoning == 9 && content == 17, "%d %d", (int)reasoning, (int)content);
+    interface->close(t.chat);
+}
+
 /* ---- opening, stops, refusals ---------------------------------------------------------------- */
 
 static void stops(void)
@@ -431,6 +488,8 @@ int main(int argc, char **argv)
     RUN(trained_by_hand);
     RUN(turns_that_are_not_trained);
     RUN(straddling_token);
+    RUN(answers);
+    RUN(answers_that_grow);
     RUN(stops);
     RUN(refusals);
     RUN(fingerprints);
