@@ -3,12 +3,10 @@
  * Chat formats against the models' own templates: the text, what is refused, and what is trained.
  * Over a toy tokenizer, so that a difference shows as text.
  */
-#include "../data/support.h"
+#include "fixtures.h"
 #include "toy.h"
 
-#include <jansson.h>
-
-enum { MAX_MESSAGES = 32, MAX_TOKENS = 4096 };
+enum { MAX_TOKENS = FIXTURE_TOKENS };
 
 static const mt_chat *interface;
 static const char *fixtures;
@@ -26,36 +24,6 @@ static void must_open(talk *t, const char *format)
     CHECK(st == MT_OK, "%s: %s", format, status_text());
     if (st != MT_OK)
         exit(1);
-}
-
-static json_t *read_json(const char *name)
-{
-    char path[1024];
-    json_error_t e;
-    snprintf(path, sizeof path, "%s/%s.json", fixtures, name);
-    json_t *j = json_load_file(path, 0, &e);
-    if (!j) {
-        fprintf(stderr, "%s: %s\n", path, e.text);
-        exit(1);
-    }
-    return j;
-}
-
-static int64_t messages_of(const json_t *dialogue, mt_message *ret)
-{
-    size_t i;
-    json_t *m;
-    json_array_foreach(dialogue, i, m)
-    {
-        json_t *content = json_object_get(m, "content"), *thought = json_object_get(m, "reasoning");
-        ret[i] = (mt_message){ .role = json_string_value(json_object_get(m, "role")),
-                               .content = json_string_value(content),
-                               .n_content = (int64_t)json_string_length(content),
-                               .reasoning = json_string_value(thought),
-                               .n_reasoning = (int64_t)json_string_length(thought) };
-        ret[i].trained = strcmp(ret[i].role, "assistant") == 0;
-    }
-    return (int64_t)i;
 }
 
 /* A conversation's text, and for each byte whether its token is trained. Below 0: refused. */
@@ -115,9 +83,9 @@ static void check_case(const talk *t, const char *format, const json_t *c)
 {
     static char text[MAX_TOKENS * 4];
     static uint8_t trained[MAX_TOKENS * 4], expected[MAX_TOKENS * 4];
-    mt_message messages[MAX_MESSAGES];
+    mt_message messages[FIXTURE_MESSAGES];
     json_int_t d = json_integer_value(json_object_get(c, "d"));
-    int64_t n = messages_of(json_array_get(dialogues, (size_t)d), messages);
+    int64_t n = fixture_messages(json_array_get(dialogues, (size_t)d), messages);
     bool prompt = json_is_true(json_object_get(c, "prompt"));
     const json_t *wanted = json_object_get(c, "text");
     int64_t bytes = text_of(t, messages, n, prompt, text, trained);
@@ -144,7 +112,7 @@ static void templates(void)
 {
     for (int32_t i = 0; interface->formats[i]; i++) {
         const char *format = interface->formats[i];
-        json_t *fixture = read_json(format), *c;
+        json_t *fixture = fixture_read(fixtures, format), *c;
         talk t = { .toy = { .bos = json_string_value(json_object_get(fixture, "bos")),
                             .eos = json_string_value(json_object_get(fixture, "eos")) } };
         must_open(&t, format);
@@ -483,7 +451,7 @@ int main(int argc, char **argv)
         return 2;
     interface = support_interface(argv[1], MT_CHAT_INTERFACE);
     fixtures = argv[2];
-    dialogues = read_json("dialogues");
+    dialogues = fixture_read(fixtures, "dialogues");
     RUN(templates);
     RUN(trained_by_hand);
     RUN(turns_that_are_not_trained);

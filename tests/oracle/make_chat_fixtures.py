@@ -21,8 +21,13 @@ FORMAT.json      {"template": hash, "source", "cases": [...]}; a case is
     d            index of the dialogue
     prompt       whether a generation prompt is asked for
     text         what the template gives; absent: the dialogue is refused
-    answers      [begin, end) in bytes of `text` for every assistant turn, where a template
-                 marks them ({% generation %}, by TRL): an independent word on what is trained
+    answers      [begin, end) in bytes of `text` for every assistant turn: where a template marks
+                 them ({% generation %}, by TRL) as it does, an independent word on what is trained
+    ids          the tokens of `text` (apply_chat_template(tokenize=True) gives the same) by the
+                 small tokenizer of that style, with the format's special tokens added
+    trained      [first, last) of those tokens for every answer: the ones that begin within it
+
+tokenizers/STYLE.json  those tokenizers; without special tokens they are those of the tokenizer tests
 """
 import json
 import pathlib
@@ -30,6 +35,7 @@ import re
 import sys
 
 import jinja2
+import tokenizers
 import xxhash
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -160,6 +166,30 @@ SYSTEM_ANYWHERE = {"chatml", "qwen2", "qwen2.5", "qwen3", "qwen3-instruct", "lla
                    "mistral-v7", "mistral-v7-tekken", "deepseek-v2", "zephyr", "plain"}
 TOOLS = {"chatml", "qwen2", "qwen2.5", "qwen3", "qwen3-instruct"}
 
+# The tokenizer of each format, of those in fixtures/tokenizer.
+STYLES = {"chatml": "qwen", "qwen2": "qwen", "qwen2.5": "qwen", "qwen3": "qwen",
+          "qwen3-instruct": "qwen", "llama-2": "llama2", "llama-3": "llama3",
+          "llama-3.1": "llama3", "mistral-v0": "llama2", "mistral-v1": "llama2",
+          "mistral-v3": "mistral-first", "mistral-v3-tekken": "tekken",
+          "mistral-v7": "mistral-first", "mistral-v7-tekken": "tekken", "gemma": "gemma",
+          "gemma-3": "gemma", "deepseek-v2": "deepseek-v2", "deepseek-v3": "deepseek-v3",
+          "deepseek-r1": "deepseek-v3", "harmony": "o200k", "zephyr": "llama2", "alpaca": "llama2",
+          "plain": "llama2"}
+SPECIAL = {
+    "qwen": ["<|im_start|>", "<|im_end|>", "<think>", "</think>"],
+    "llama2": ["<s>", "</s>"],
+    "llama3": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    "mistral-first": ["<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"],
+    "tekken": ["<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"],
+    "gemma": ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"],
+    "deepseek-v2": ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"],
+    "deepseek-v3": ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"],
+    "o200k": ["<|startoftext|>", "<|start|>", "<|message|>", "<|channel|>", "<|end|>",
+              "<|return|>", "<|call|>"],
+}
+# What ends an answer, where that is not the EOS token.
+CLOSE = {"gemma": "<end_of_turn>", "gemma-3": "<end_of_turn>"}
+
 # ---- dialogues --------------------------------------------------------------------------------
 
 CONTENTS = [
@@ -263,12 +293,49 @@ def case(name, template, messages, prompt, bos, eos):
         return None
 
 
-def answers_in_bytes(name, text, answers):
+def strip_answers(name, text, answers):
     for begin, end in answers:
         given, between = GIVEN.get(name, ""), BETWEEN.get(name, "")
         assert text[begin:end].startswith(given) and text[begin:end].endswith(between)
-        begin, end = begin + len(given), end - len(between)
-        yield [len(text[:begin].encode()), len(text[:end].encode())]
+        yield [begin + len(given), end - len(between)]
+
+
+def find_answers(name, template, messages, text, bos, eos):
+    """Where no template marks them: from where the prompt for the turn ends to its closing token.
+    None where a turn is rendered in another way than as the last one, or comes first."""
+    if messages[0]["role"] == "assistant":
+        return None
+    answers, close = [], CLOSE.get(name, eos)
+    for k, m in enumerate(messages):
+        if m["role"] != "assistant":
+            continue
+        given = render(template, messages[:k], True, bos, eos)
+        begin = len(given) if text.startswith(given) else -1
+        content = text.find(m["content"].strip(), begin) if begin >= 0 else -1
+        if content < 0 or content > begin + 40:
+            return None
+        end = text.index(close, content + len(m["content"].strip())) + len(close)
+        answers.append([begin, end])
+    return answers
+
+
+def tokenizer_of(style):
+    """As the tokenizer tests have it, with the special tokens; offsets are those of the text."""
+    t = tokenizers.Tokenizer.from_file(str(HERE / "fixtures" / "tokenizer" / f"{style}.json"))
+    t.add_special_tokens(SPECIAL[style])
+    (OUT / "tokenizers").mkdir(exist_ok=True)
+    t.save(str(OUT / "tokenizers" / f"{style}.json"), pretty=False)
+    t.post_processor = tokenizers.processors.Sequence([])
+    return t
+
+
+def tokens_of(tokenizer, text, answers):
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    trained = []
+    for begin, end in answers or []:
+        inside = [i for i, (at, _) in enumerate(encoding.offsets) if begin <= at < end]
+        trained.append([inside[0], inside[-1] + 1])
+    return encoding.ids, trained
 
 
 def template_hash(text):
@@ -289,7 +356,7 @@ def main():
     made = dialogues()
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "dialogues.json").write_text(json.dumps(made, ensure_ascii=False, indent=0) + "\n")
-    hashes = []
+    hashes, styles = [], {style: tokenizer_of(style) for style in SPECIAL}
     for name, (bos, eos, templates) in FORMATS.items():
         texts = None
         for source in templates:
@@ -299,7 +366,7 @@ def main():
                 texts = now
                 result = {"format": name, "source": source.split("|~")[0],
                           "template": template_hash(sources.get(source.split("|~")[0])),
-                          "bos": bos, "eos": eos}
+                          "tokenizer": STYLES[name], "bos": bos, "eos": eos}
             agree = now == texts
             if not agree:
                 for x, y in zip(now, texts):
@@ -315,20 +382,27 @@ def main():
         for d, prompt, text in texts:
             c = {"d": d, "prompt": prompt}
             if text is not None:
-                c["text"] = text
+                c["text"], answers = text, None
                 if name in MARKED:
                     marked, answers = render(sources.trl(MARKED[name]), made[d], prompt, bos, eos, True)
                     if marked == text:
-                        c["answers"] = list(answers_in_bytes(name, text, answers))
-                    elif name != "qwen3":  # TRL's keeps every thought: the texts differ there
-                        print(f"{name}: {MARKED[name]} differs in dialogue {d}", file=sys.stderr)
+                        answers = list(strip_answers(name, text, answers))
+                    else:  # TRL's template for Qwen 3 keeps every thought
+                        assert name == "qwen3", (name, d)
+                        answers = None
+                elif name not in TOOLS:
+                    answers = find_answers(name, sources.get(templates[0]), made[d], text, bos, eos)
+                c["ids"], trained = tokens_of(styles[STYLES[name]], text, answers)
+                if answers is not None:
+                    c["answers"] = [[len(text[:i].encode()) for i in a] for a in answers]
+                    c["trained"] = trained
             cases.append(c)
         result["cases"] = cases
         (OUT / f"{name}.json").write_text(
             json.dumps(result, ensure_ascii=False, separators=(",", ":")).replace('{"d"', '\n{"d"') + "\n")
         n = sum("text" in c for c in cases)
         print(f"{name}: {n} texts, {len(cases) - n} refused, "
-              f"{sum('answers' in c for c in cases)} marked")
+              f"{sum('answers' in c for c in cases)} with answers")
     if "--hashes" in sys.argv:
         first = {}
         for h, name, spec in hashes:
