@@ -175,6 +175,36 @@ mt_status cli_find_plugins(const cli_list *dirs)
     return registry_init(dirs->item, dirs->n);
 }
 
+mt_status cli_read_stream(FILE *f, const char *name, char **ret, size_t *ret_n)
+{
+    char *text = NULL;
+    size_t n = 0, cap = 0;
+    for (;;) {
+        if (n + 1 >= cap) {
+            size_t more = cap ? 2 * cap : 1 << 16;
+            char *grown = realloc(text, more);
+            if (!grown) {
+                free(text);
+                return status_nomem(name, more);
+            }
+            text = grown;
+            cap = more;
+        }
+        size_t got = fread(text + n, 1, cap - n - 1, f);
+        n += got;
+        if (got == 0)
+            break;
+    }
+    if (ferror(f)) {
+        free(text);
+        return status_set(MT_ERR_IO, "%s: cannot read: %s", name, strerror(errno));
+    }
+    text[n] = '\0';
+    *ret = text;
+    *ret_n = n;
+    return MT_OK;
+}
+
 int cli_read_run(const cli_command *self, char **words, int n_words, run_manifest **ret)
 {
     if (n_words < 1)

@@ -7,6 +7,8 @@
 
 #include "../manifest/run.h"
 
+#include <stdio.h>
+
 /* Exit codes. */
 enum {
     CLI_OK = 0,
@@ -74,6 +76,10 @@ const char *cli_nearest(const char *word, const char *const *names);
 /* Finds plugins: in `dirs`, in `plugins` beside the executable (a build tree), and where the
  * registry looks by itself. */
 mt_status cli_find_plugins(const cli_list *dirs);
+
+/* Reads a stream to its end into memory that the caller frees; a NUL byte follows. `name` is what
+ * messages call it. */
+mt_status cli_read_stream(FILE *f, const char *name, char **ret, size_t *ret_n);
 
 /* Reads words[0] as a run manifest and the other words as overrides. Returns CLI_GO_ON or the exit
  * code. */

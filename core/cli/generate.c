@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * megatrain generate: text from a model, token by token.
+ * megatrain generate: text from a model, token by token, or a conversation with it.
  */
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
 #include "../base/status.h"
 #include "../train/human.h"
 #include "../train/run_folder.h"
-#include "../train/sample.h"
-#include "../train/session.h"
 #include "cli.h"
-#include "utf8.h"
+#include "conversation.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,78 +16,131 @@
 #include <unistd.h>
 
 typedef struct request {
-    const char *model, *prompt, *tokenizer, *device, *precision, *init;
-    int64_t max_tokens, threads, seed;
+    const char *model, *prompt, *prompt_file, *system, *tokenizer, *chat_format;
+    const char *device, *precision, *init;
+    bool chat, raw;
+    int64_t max_tokens, context, threads, seed;
     sampler_options sampling;
 } request;
 
-/* The text loader's tokenizer: one token a byte. */
-enum { BYTE_VOCAB = 256, MAX_TOKENS = 1 << 30, MAX_THREADS = 4096 };
-#define BYTE_TOKENIZER "text"
+enum { MAX_TOKENS = 1 << 30, MAX_THREADS = 4096, DEFAULT_CONTEXT = 4096 };
 
-typedef struct generation {
+/* What a request works with. */
+typedef struct work {
     const request *q;
     session s;
-    const mt_tokenizer *tokenizer;
-    void *tok;
-    sampler *sampler;
-    int32_t *prompt; /* [n_prompt] */
+    generation g;
+    char *prompt; /* text, ending in NUL */
     int64_t n_prompt;
-    float *logits; /* [vocab] */
+    int32_t *tokens; /* of the prompt, or of the conversation's beginning */
+    int64_t n_tokens;
+    conversation talk;
     utf8_stream out;
-} generation;
+} work;
 
-static mt_status open_tokenizer(generation *g)
+/* ---- prompt ---------------------------------------------------------------------------------- */
+
+/* A conversation at a terminal, as opposed to one answer. */
+static bool is_dialogue(const request *q)
 {
-    const char *name = g->q->tokenizer;
-    if (!name) {
-        if (g->s.model->vocab != BYTE_VOCAB)
-            return status_set(
-                MT_ERR_UNSUPPORTED,
-                "%s has a vocabulary of %lld tokens, and there is no tokenizer for it "
-                "yet; models over bytes (vocab_size: %d) need none",
-                g->q->model, (long long)g->s.model->vocab, BYTE_VOCAB);
-        name = BYTE_TOKENIZER;
+    return q->chat && !q->prompt && !q->prompt_file && isatty(STDIN_FILENO) == 1;
+}
+
+static mt_status read_prompt(work *w)
+{
+    const request *q = w->q;
+    const char *text = q->prompt ? q->prompt : "\n";
+    bool from_input = q->prompt_file ? strcmp(q->prompt_file, "-") == 0 : q->chat && !q->prompt;
+    size_t n = strlen(text);
+    mt_status st = MT_OK;
+    if (from_input) {
+        st = cli_read_stream(stdin, "the standard input", &w->prompt, &n);
+    } else if (q->prompt_file) {
+        st = config_read_file(q->prompt_file, &w->prompt, &n);
+    } else {
+        w->prompt = strdup(text);
+        if (!w->prompt)
+            st = status_nomem("the prompt", n);
     }
-    const void *table = NULL;
-    mt_status st = registry_find(PLUGIN_LOADER, name, MT_TOKENIZER_INTERFACE, &table, NULL);
-    if (st != MT_OK)
-        return status_prefix(st, "tokenizer '%s'", name);
-    g->tokenizer = table;
-    st = g->tokenizer->open(NULL, &g->tok);
     if (st != MT_OK)
         return st;
-    int64_t vocab = g->tokenizer->vocab_size(g->tok);
-    if (vocab > g->s.model->vocab)
-        return status_set(MT_ERR_INVALID,
-                          "tokenizer '%s' has %lld tokens, but the model %s only %lld", name,
-                          (long long)vocab, g->q->model, (long long)g->s.model->vocab);
+    /* A file that holds a message ends its last line; the message does not. */
+    if (q->chat && !q->prompt && n > 0 && w->prompt[n - 1] == '\n')
+        n--;
+    w->n_prompt = (int64_t)n;
     return MT_OK;
 }
 
-static mt_status encode_prompt(generation *g)
+static mt_status encode_text(work *w)
 {
-    int64_t bytes = (int64_t)strlen(g->q->prompt);
-    int64_t n = g->tokenizer->encode(g->tok, g->q->prompt, bytes, MT_ENCODE_ADD_SPECIAL, NULL, 0);
-    if (n < 1)
+    const mt_tokenizer *t = w->s.tokenizer;
+    const void *tokens = w->s.tokens;
+    int64_t n = t->encode(tokens, w->prompt, w->n_prompt, MT_ENCODE_ADD_SPECIAL, NULL, 0);
+    if (n < 0)
+        return (mt_status)n;
+    if (n == 0)
         return status_set(MT_ERR_INVALID, "the prompt is empty; give at least one character");
-    g->prompt = calloc((size_t)n, sizeof *g->prompt);
-    if (!g->prompt)
-        return status_nomem("the prompt", (size_t)n * sizeof *g->prompt);
-    g->n_prompt =
-        g->tokenizer->encode(g->tok, g->q->prompt, bytes, MT_ENCODE_ADD_SPECIAL, g->prompt, n);
-    int64_t positions = g->s.model->max_positions;
-    if (positions > 0 && g->n_prompt >= positions)
+    w->tokens = calloc((size_t)n, sizeof *w->tokens);
+    if (!w->tokens)
+        return status_nomem("the prompt", (size_t)n * sizeof *w->tokens);
+    w->n_tokens = t->encode(tokens, w->prompt, w->n_prompt, MT_ENCODE_ADD_SPECIAL, w->tokens, n);
+    return MT_OK;
+}
+
+static mt_status begin_conversation(work *w)
+{
+    const request *q = w->q;
+    mt_status st = MT_OK;
+    if (q->system)
+        st = conversation_add(&w->talk, "system", q->system, (int64_t)strlen(q->system));
+    if (st == MT_OK && !is_dialogue(q))
+        st = conversation_add(&w->talk, "user", w->prompt, w->n_prompt);
+    if (st == MT_OK && !is_dialogue(q))
+        st = conversation_tokens(&w->talk, &w->tokens, &w->n_tokens);
+    return st;
+}
+
+static mt_status check_length(const work *w)
+{
+    long long positions = w->s.model->max_positions, n = w->n_tokens, most = w->q->max_tokens;
+    if (positions > 0 && n >= positions)
         return status_set(MT_ERR_INVALID,
                           "the prompt has %lld tokens, which leaves none of the model's %lld "
                           "positions to generate; shorten it to %lld at most",
-                          (long long)g->n_prompt, (long long)positions, (long long)(positions - 1));
-    if (positions > 0 && g->q->max_tokens > positions - g->n_prompt)
+                          n, positions, positions - 1);
+    if (positions > 0 && most > positions - n)
         return status_set(MT_ERR_INVALID,
                           "%lld tokens of prompt and %lld to generate are more than the model's "
                           "%lld positions; lower --max-tokens to %lld or shorten the prompt",
-                          (long long)g->n_prompt, (long long)g->q->max_tokens, (long long)positions,
-                          (long long)(positions - g->n_prompt));
+                          n, most, positions, positions - n);
+    return MT_OK;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static mt_status open_tokenizer(work *w)
+{
+    const request *q = w->q;
+    session *s = &w->s;
+    const char *format = !q->chat ? "none" : q->chat_format ? q->chat_format : "auto";
+    mt_status st = session_open_tokenizer(s, q->tokenizer ? q->tokenizer : "auto", format, NULL);
+    if (st != MT_OK)
+        return st;
+    if (!s->tokenizer)
+        return status_set(MT_ERR_NOT_FOUND,
+                          "%s has a vocabulary of %lld tokens and no tokenizer beside it; name a "
+                          "tokenizer.json or a folder that has one with --tokenizer PATH",
+                          q->model, (long long)s->model->vocab);
+    long long vocab = s->tokenizer->vocab_size(s->tokens);
+    if (vocab > s->model->vocab)
+        return status_set(MT_ERR_INVALID,
+                          "the tokenizer has %lld tokens, but the model %s only %lld", vocab,
+                          q->model, (long long)s->model->vocab);
+    if (q->chat && !s->chat)
+        return status_set(MT_ERR_NOT_FOUND,
+                          "%s does not say how it was taught to converse; name the format with "
+                          "--chat-format, such as chatml, or leave --chat out",
+                          q->model);
     return MT_OK;
 }
 
@@ -98,12 +149,12 @@ static bool wants_random(const request *q)
     return strcmp(q->init, "random") == 0;
 }
 
-static mt_status check_weights(const generation *g, const char *path)
+static mt_status check_weights(const work *w, const char *path)
 {
-    if (!wants_random(g->q) && strcmp(g->q->init, "pretrained") != 0)
+    if (!wants_random(w->q) && strcmp(w->q->init, "pretrained") != 0)
         return status_set(MT_ERR_INVALID, "--init must be 'pretrained' or 'random', not '%s'",
-                          g->q->init);
-    if (!wants_random(g->q) && !g->s.source.weights)
+                          w->q->init);
+    if (!wants_random(w->q) && !w->s.source.weights)
         return status_set(MT_ERR_NOT_FOUND,
                           "%s has no weights; name a checkpoint, a run folder or a model folder, "
                           "or see what untrained weights say with --init random",
@@ -111,59 +162,60 @@ static mt_status check_weights(const generation *g, const char *path)
     return MT_OK;
 }
 
-static mt_status load(generation *g)
+static mt_status start(work *w)
 {
-    const request *q = g->q;
-    mt_status st = session_make_generation_plan(&g->s, g->n_prompt, g->n_prompt + q->max_tokens);
-    if (st == MT_OK)
-        st = session_start(&g->s, &(session_engine_options){ 0 });
-    if (st == MT_OK)
-        st = session_load_weights(&g->s, wants_random(q) ? "" : g->s.source.weights,
-                                  (uint64_t)q->seed);
-    if (st != MT_OK)
-        return st;
-    g->logits = calloc((size_t)g->s.model->vocab, sizeof *g->logits);
-    if (!g->logits)
-        return status_nomem("logits", (size_t)g->s.model->vocab * sizeof *g->logits);
-    return sampler_create(&q->sampling, g->s.model->vocab, &g->sampler);
+    const request *q = w->q;
+    int64_t positions = w->s.model->max_positions;
+    int64_t context = q->context ? q->context : DEFAULT_CONTEXT;
+    if (positions > 0 && context > positions)
+        context = positions;
+    bool dialogue = is_dialogue(q);
+    const generation_options options = {
+        .sampling = q->sampling,
+        .weights = wants_random(q) ? "" : w->s.source.weights,
+        .prompt = dialogue ? context : w->n_tokens,
+        .context = dialogue ? context : w->n_tokens + q->max_tokens,
+    };
+    return generation_open(&w->g, &w->s, &options);
 }
 
-/* Writes a token's bytes, as far as they make whole characters. */
-static void show(generation *g, int32_t token)
+/* ---- generating ------------------------------------------------------------------------------ */
+
+static mt_status put(void *arg, int32_t token)
 {
-    char text[256], shown[UTF8_ROOM];
-    int64_t n = g->tokenizer->decode(g->tok, &token, 1, 0, text, sizeof text);
-    for (int64_t i = 0; i < n && i < (int64_t)sizeof text; i++) {
-        int count = utf8_put(&g->out, (unsigned char)text[i], shown);
-        fwrite(shown, 1, (size_t)count, stdout);
-    }
-    fflush(stdout);
+    work *w = arg;
+    char bytes[512];
+    int64_t n = generation_text(&w->g, token, MT_DECODE_SKIP_SPECIAL, bytes, sizeof bytes);
+    generation_show(&w->out, bytes, n);
+    return MT_OK;
 }
 
-static mt_status generate(generation *g)
+static mt_status go_on(work *w, int64_t *ret_made)
 {
-    struct timespec a, b;
-    clock_gettime(CLOCK_MONOTONIC, &a);
-    mt_status st = engine_generate(g->s.engine, g->prompt, g->n_prompt, 0, g->logits, NULL);
-    for (int64_t i = 0; i < g->n_prompt; i++)
-        show(g, g->prompt[i]);
-
-    int32_t end = g->tokenizer->special(g->tok, MT_SPECIAL_END);
-    int64_t made = 0;
-    while (st == MT_OK && made < g->q->max_tokens) {
-        int32_t token = 0;
-        st = sampler_next(g->sampler, g->logits, &token);
-        if (st != MT_OK || token == end)
-            break;
-        show(g, token);
-        if (++made < g->q->max_tokens)
-            st = engine_generate(g->s.engine, &token, 1, g->n_prompt + made - 1, g->logits, NULL);
-    }
-    char shown[UTF8_ROOM] = "";
-    fwrite(shown, 1, (size_t)utf8_end(&g->out, shown), stdout);
+    int32_t end = w->s.tokenizer->special(w->s.tokens, MT_SPECIAL_END);
+    if (!w->q->raw)
+        generation_show(&w->out, w->prompt, w->n_prompt);
+    mt_status st = generation_feed(&w->g, w->tokens, w->n_tokens);
+    if (st == MT_OK)
+        st = generation_run(&w->g, &end, end >= 0, w->q->max_tokens, put, w, ret_made);
+    generation_show_end(&w->out);
     putchar('\n');
-    clock_gettime(CLOCK_MONOTONIC, &b);
-    double seconds = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
+    return st;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static mt_status generate(work *w)
+{
+    double from = now();
+    int64_t made = 0;
+    mt_status st = w->q->chat ? conversation_answer(&w->talk, &made) : go_on(w, &made);
+    double seconds = now() - from;
     if (st == MT_OK && log_has_terminal())
         log_write(MT_LOG_INFO, "%lld tokens in %s, %s tok/s", (long long)made,
                   human_seconds(seconds).s, human_count((double)made / seconds).s);
@@ -172,44 +224,84 @@ static mt_status generate(generation *g)
 
 static mt_status run_request(const request *q)
 {
-    generation g = { .q = q, .out.for_terminal = isatty(STDOUT_FILENO) == 1 };
+    bool terminal = isatty(STDOUT_FILENO) == 1;
+    work w = { .q = q, .out.for_terminal = terminal };
+    w.talk = (conversation){ .g = &w.g,
+                             .max_tokens = q->max_tokens,
+                             .raw = q->raw,
+                             .dim = terminal,
+                             .out.for_terminal = terminal };
     char path[RUN_FOLDER_PATH];
     mt_status st = run_folder_find_model(q->model, path);
     if (st == MT_OK)
-        st = session_open_device(&g.s, q->device, q->precision, q->threads);
+        st = session_open_device(&w.s, q->device, q->precision, q->threads);
     if (st == MT_OK)
-        st = session_open_model(&g.s, path);
+        st = session_open_model(&w.s, path);
     if (st == MT_OK)
-        st = check_weights(&g, path);
+        st = check_weights(&w, path);
     if (st == MT_OK)
-        st = open_tokenizer(&g);
+        st = open_tokenizer(&w);
+    w.g.s = &w.s;
+    if (st == MT_OK && !is_dialogue(q))
+        st = read_prompt(&w);
     if (st == MT_OK)
-        st = encode_prompt(&g);
+        st = q->chat ? begin_conversation(&w) : encode_text(&w);
     if (st == MT_OK)
-        st = load(&g);
+        st = check_length(&w);
     if (st == MT_OK)
-        st = generate(&g);
-    sampler_destroy(g.sampler);
-    free(g.logits);
-    free(g.prompt);
-    if (g.tokenizer)
-        g.tokenizer->close(g.tok);
-    session_close(&g.s);
+        st = start(&w);
+    if (st == MT_OK)
+        st = is_dialogue(q) ? conversation_talk(&w.talk) : generate(&w);
+    conversation_close(&w.talk);
+    generation_close(&w.g);
+    free(w.tokens);
+    free(w.prompt);
+    session_close(&w.s);
     return st;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static int check(const cli_command *self, const request *q, int words)
+{
+    if (words != 1)
+        return cli_usage(self, words ? "one model at a time" : "which model?");
+    if (q->prompt && q->prompt_file)
+        return cli_usage(self, "--prompt and --prompt-file %s; give one of the two",
+                         q->prompt_file);
+    if (!q->chat && (q->system || q->chat_format))
+        return cli_usage(self, "%s is for --chat", q->system ? "--system" : "--chat-format");
+    if (q->context && !is_dialogue(q))
+        return cli_usage(self, "--context is for a conversation at a terminal (--chat)");
+    if (q->max_tokens < 1 || q->max_tokens > MAX_TOKENS)
+        return cli_usage(self, "--max-tokens must be from 1 to %d, not %lld", MAX_TOKENS,
+                         (long long)q->max_tokens);
+    if (q->context < 0 || q->context > MAX_TOKENS)
+        return cli_usage(self, "--context must be from 1 to %d, not %lld", MAX_TOKENS,
+                         (long long)q->context);
+    if (q->threads < 0 || q->threads > MAX_THREADS)
+        return cli_usage(self, "--threads must be from 0 (all) to %d, not %lld", MAX_THREADS,
+                         (long long)q->threads);
+    return CLI_GO_ON;
 }
 
 static int run_generate(const cli_command *self, int argc, char **argv)
 {
     cli_list dirs = { 0 };
-    request q = { .prompt = "\n",
-                  .device = "auto",
+    request q = { .device = "auto",
                   .precision = "auto",
                   .init = "pretrained",
                   .max_tokens = 256,
                   .sampling = { .temperature = 0.8, .top_p = 1.0 } };
     const cli_option options[] = {
         { "prompt", CLI_TEXT, &q.prompt, "TEXT", "what to go on from (default: a new line)" },
+        { "prompt-file", CLI_TEXT, &q.prompt_file, "FILE", "the same from FILE (-: the input)" },
+        { "chat", CLI_FLAG, &q.chat, NULL, "the prompt is a message; without one, converse" },
+        { "system", CLI_TEXT, &q.system, "TEXT", "with --chat: the system message" },
+        { "chat-format", CLI_TEXT, &q.chat_format, "NAME", "with --chat: instead of the model's" },
+        { "raw", CLI_FLAG, &q.raw, NULL, "write only what is generated, as it is" },
         { "max-tokens", CLI_INT, &q.max_tokens, "N", "tokens to generate (256)" },
+        { "context", CLI_INT, &q.context, "N", "tokens of the longest conversation (4096)" },
         { "temperature", CLI_REAL, &q.sampling.temperature, "T", "0: always the likeliest (0.8)" },
         { "top-k", CLI_INT, &q.sampling.top_k, "K", "choose among the K likeliest (0: all)" },
         { "top-p", CLI_REAL, &q.sampling.top_p, "P", "choose among those of total mass P (1)" },
@@ -217,21 +309,15 @@ static int run_generate(const cli_command *self, int argc, char **argv)
         { "device", CLI_TEXT, &q.device, "NAME", "auto, cpu or cuda (auto)" },
         { "precision", CLI_TEXT, &q.precision, "NAME", "auto, fp32 or bf16 (auto)" },
         { "threads", CLI_INT, &q.threads, "N", "CPU threads (0: all)" },
-        { "tokenizer", CLI_TEXT, &q.tokenizer, "NAME",
-          "loader whose tokenizer to use (text: bytes, for vocab_size 256)" },
+        { "tokenizer", CLI_TEXT, &q.tokenizer, "PATH",
+          "a tokenizer.json or its folder (default: the model's)" },
         { "init", CLI_TEXT, &q.init, "WHAT", "pretrained, or random: untrained weights" },
         CLI_PLUGIN_DIR(&dirs),
         { 0 }
     };
     int words = 0, rc = cli_parse(self, options, argc, argv, &words);
-    if (rc == CLI_GO_ON && words != 1)
-        rc = cli_usage(self, words ? "one model at a time" : "which model?");
-    if (rc == CLI_GO_ON && (q.max_tokens < 1 || q.max_tokens > MAX_TOKENS))
-        rc = cli_usage(self, "--max-tokens must be from 1 to %d, not %lld", MAX_TOKENS,
-                       (long long)q.max_tokens);
-    if (rc == CLI_GO_ON && (q.threads < 0 || q.threads > MAX_THREADS))
-        rc = cli_usage(self, "--threads must be from 0 (all) to %d, not %lld", MAX_THREADS,
-                       (long long)q.threads);
+    if (rc == CLI_GO_ON)
+        rc = check(self, &q, words);
     if (rc != CLI_GO_ON)
         return rc;
     q.model = argv[0];
@@ -248,13 +334,17 @@ static int run_generate(const cli_command *self, int argc, char **argv)
 const cli_command cli_generate = {
     .name = "generate",
     .words = "MODEL [options]",
-    .brief = "write text with a model or checkpoint",
+    .brief = "write text with a model or checkpoint, or converse with it",
     .help =
         "Goes on from a prompt with MODEL: a checkpoint, a run folder (its newest checkpoint),\n"
         "or a Hugging Face model folder. Writes text to the standard output as it is made.\n"
-        "The same seed gives the same text.",
-    .example = "example: a careful continuation\n"
+        "The same seed gives the same text.\n\n"
+        "With --chat the prompt is a user's message, put into the model's chat format, and the\n"
+        "answer is written. At a terminal and without a prompt it is a conversation, in which\n"
+        "/clear begins anew and /exit ends.",
+    .example = "examples: a careful continuation; a conversation\n"
                "  megatrain generate runs/shakespeare --prompt 'And God said' --temperature 0.5 "
-               "--max-tokens 400",
+               "--max-tokens 400\n"
+               "  megatrain generate models/qwen3-0.6b --chat --system 'Answer briefly.'",
     .run = run_generate,
 };

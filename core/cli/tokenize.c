@@ -64,36 +64,6 @@ void tokenize_free(tokenize_ids *ids)
 /* ---- input ----------------------------------------------------------------------------------- */
 
 /* All of a stream, with a NUL behind it as config_read_file has it. */
-static mt_status read_stream(FILE *f, const char *name, char **ret, size_t *ret_n)
-{
-    char *text = NULL;
-    size_t n = 0, cap = 0;
-    for (;;) {
-        if (n + 1 >= cap) {
-            size_t more = cap ? 2 * cap : 1 << 16;
-            char *grown = realloc(text, more);
-            if (!grown) {
-                free(text);
-                return status_nomem(name, more);
-            }
-            text = grown;
-            cap = more;
-        }
-        size_t got = fread(text + n, 1, cap - n - 1, f);
-        n += got;
-        if (got == 0)
-            break;
-    }
-    if (ferror(f)) {
-        free(text);
-        return status_set(MT_ERR_IO, "%s: cannot read: %s", name, strerror(errno));
-    }
-    text[n] = '\0';
-    *ret = text;
-    *ret_n = n;
-    return MT_OK;
-}
-
 static mt_status read_input(const request *q, char **ret, size_t *ret_n)
 {
     if (q->text) {
@@ -103,7 +73,7 @@ static mt_status read_input(const request *q, char **ret, size_t *ret_n)
     }
     if (q->file)
         return config_read_file(q->file, ret, ret_n);
-    return read_stream(stdin, "the standard input", ret, ret_n);
+    return cli_read_stream(stdin, "the standard input", ret, ret_n);
 }
 
 static const char *input_name(const request *q)
