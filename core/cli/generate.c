@@ -23,17 +23,22 @@ typedef struct request {
     sampler_options sampling;
 } request;
 
-enum { MAX_TOKENS = 1 << 30, MAX_THREADS = 4096, DEFAULT_CONTEXT = 4096 };
+enum { MAX_TOKENS = 1 << 30, MAX_THREADS = 4096 };
+enum { DEFAULT_TOKENS = 256, DEFAULT_CONTEXT = 4096 };
+
+#define NOT_GIVEN INT64_MIN
 
 /* What a request works with. */
 typedef struct work {
     const request *q;
     session s;
+    run_manifest *run; /* that the model was trained by; NULL: none */
     generation g;
     char *prompt; /* text, ending in NUL */
     int64_t n_prompt;
     int32_t *tokens; /* of the prompt, or of the conversation's beginning */
     int64_t n_tokens;
+    int64_t most; /* tokens to generate, of an answer */
     conversation talk;
     utf8_stream out;
 } work;
@@ -100,9 +105,12 @@ static mt_status begin_conversation(work *w)
     return st;
 }
 
-static mt_status check_length(const work *w)
+/* Decides how much to generate: what is asked for must fit, what is not asked for is made to. */
+static mt_status choose_length(work *w)
 {
     long long positions = w->s.model->max_positions, n = w->n_tokens, most = w->q->max_tokens;
+    if (most == NOT_GIVEN)
+        most = positions > n && positions - n < DEFAULT_TOKENS ? positions - n : DEFAULT_TOKENS;
     if (positions > 0 && n >= positions)
         return status_set(MT_ERR_INVALID,
                           "the prompt has %lld tokens, which leaves none of the model's %lld "
@@ -113,17 +121,48 @@ static mt_status check_length(const work *w)
                           "%lld tokens of prompt and %lld to generate are more than the model's "
                           "%lld positions; lower --max-tokens to %lld or shorten the prompt",
                           n, most, positions, positions - n);
+    w->most = w->talk.max_tokens = most;
     return MT_OK;
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static mt_status open_tokenizer(work *w)
+/* The manifest of the run that the checkpoint at `path` is of, which may name a tokenizer and a
+ * chat format of its own; NULL where there is none. */
+static run_manifest *read_run(const char *path)
+{
+    char file[RUN_FOLDER_PATH];
+    run_manifest *run = NULL;
+    int n = snprintf(file, sizeof file, "%s/../../" RUN_FOLDER_MANIFEST, path);
+    if (n >= (int)sizeof file || access(file, F_OK) < 0)
+        return NULL;
+    if (run_read(file, NULL, 0, &run) != MT_OK)
+        log_write(MT_LOG_WARNING, "the run's tokenizer and chat format are not used: %s",
+                  status_text());
+    return run;
+}
+
+/* What the command line names, else the run, else the model. */
+static mt_status open_named(work *w)
+{
+    const request *q = w->q;
+    const run_manifest *run = w->run;
+    const char *tokenizer = q->tokenizer ? q->tokenizer : run ? run->tokenizer : "auto";
+    if (!q->chat)
+        return session_open_tokenizer(&w->s, tokenizer, "none", NULL);
+    if (q->chat_format || !run)
+        return session_open_tokenizer(&w->s, tokenizer, q->chat_format ? q->chat_format : "auto",
+                                      NULL);
+    return session_open_tokenizer(&w->s, tokenizer, run->chat_format,
+                                  config_section(run->config, "data.chat_format"));
+}
+
+static mt_status open_tokenizer(work *w, const char *path)
 {
     const request *q = w->q;
     session *s = &w->s;
-    const char *format = !q->chat ? "none" : q->chat_format ? q->chat_format : "auto";
-    mt_status st = session_open_tokenizer(s, q->tokenizer ? q->tokenizer : "auto", format, NULL);
+    w->run = read_run(path);
+    mt_status st = open_named(w);
     if (st != MT_OK)
         return st;
     if (!s->tokenizer)
@@ -174,7 +213,7 @@ static mt_status start(work *w)
         .sampling = q->sampling,
         .weights = wants_random(q) ? "" : w->s.source.weights,
         .prompt = dialogue ? context : w->n_tokens,
-        .context = dialogue ? context : w->n_tokens + q->max_tokens,
+        .context = dialogue ? context : w->n_tokens + w->most,
     };
     return generation_open(&w->g, &w->s, &options);
 }
@@ -197,7 +236,7 @@ static mt_status go_on(work *w, int64_t *ret_made)
         generation_show(&w->out, w->prompt, w->n_prompt);
     mt_status st = generation_feed(&w->g, w->tokens, w->n_tokens);
     if (st == MT_OK)
-        st = generation_run(&w->g, &end, end >= 0, w->q->max_tokens, put, w, ret_made);
+        st = generation_run(&w->g, &end, end >= 0, w->most, put, w, ret_made);
     generation_show_end(&w->out);
     putchar('\n');
     return st;
@@ -226,11 +265,8 @@ static mt_status run_request(const request *q)
 {
     bool terminal = isatty(STDOUT_FILENO) == 1;
     work w = { .q = q, .out.for_terminal = terminal };
-    w.talk = (conversation){ .g = &w.g,
-                             .max_tokens = q->max_tokens,
-                             .raw = q->raw,
-                             .dim = terminal,
-                             .out.for_terminal = terminal };
+    w.talk =
+        (conversation){ .g = &w.g, .raw = q->raw, .dim = terminal, .out.for_terminal = terminal };
     char path[RUN_FOLDER_PATH];
     mt_status st = run_folder_find_model(q->model, path);
     if (st == MT_OK)
@@ -240,14 +276,14 @@ static mt_status run_request(const request *q)
     if (st == MT_OK)
         st = check_weights(&w, path);
     if (st == MT_OK)
-        st = open_tokenizer(&w);
+        st = open_tokenizer(&w, path);
     w.g.s = &w.s;
     if (st == MT_OK && !is_dialogue(q))
         st = read_prompt(&w);
     if (st == MT_OK)
         st = q->chat ? begin_conversation(&w) : encode_text(&w);
     if (st == MT_OK)
-        st = check_length(&w);
+        st = choose_length(&w);
     if (st == MT_OK)
         st = start(&w);
     if (st == MT_OK)
@@ -257,6 +293,7 @@ static mt_status run_request(const request *q)
     free(w.tokens);
     free(w.prompt);
     session_close(&w.s);
+    run_destroy(w.run);
     return st;
 }
 
@@ -273,7 +310,7 @@ static int check(const cli_command *self, const request *q, int words)
         return cli_usage(self, "%s is for --chat", q->system ? "--system" : "--chat-format");
     if (q->context && !is_dialogue(q))
         return cli_usage(self, "--context is for a conversation at a terminal (--chat)");
-    if (q->max_tokens < 1 || q->max_tokens > MAX_TOKENS)
+    if (q->max_tokens != NOT_GIVEN && (q->max_tokens < 1 || q->max_tokens > MAX_TOKENS))
         return cli_usage(self, "--max-tokens must be from 1 to %d, not %lld", MAX_TOKENS,
                          (long long)q->max_tokens);
     if (q->context < 0 || q->context > MAX_TOKENS)
@@ -291,7 +328,7 @@ static int run_generate(const cli_command *self, int argc, char **argv)
     request q = { .device = "auto",
                   .precision = "auto",
                   .init = "pretrained",
-                  .max_tokens = 256,
+                  .max_tokens = NOT_GIVEN,
                   .sampling = { .temperature = 0.8, .top_p = 1.0 } };
     const cli_option options[] = {
         { "prompt", CLI_TEXT, &q.prompt, "TEXT", "what to go on from (default: a new line)" },

@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# From dialogues to a model that repeats them: training on messages, generate and its chat mode.
+. "$(dirname "$0")/lib.sh"
+
+mkdir model
+cp "$source_root/tests/chat/fixtures/tokenizers/qwen.json" model/tokenizer.json
+printf '{"eos_token": "<|im_end|>"}' >model/tokenizer_config.json
+cat >model.yaml <<END
+model_type: llama
+vocab_size: 768
+hidden_size: 64
+intermediate_size: 128
+num_hidden_layers: 2
+num_attention_heads: 4
+num_key_value_heads: 2
+max_position_embeddings: 256
+END
+cat >chat.jsonl <<'END'
+{"messages": [{"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": "It is Paris, on the Seine."}, {"role": "user", "content": "And of Japan?"}, {"role": "assistant", "content": "That one is Tōkyō: 東京."}]}
+{"messages": [{"role": "user", "content": "Name a color."}, {"role": "assistant", "content": "Blue, like the sky."}]}
+{"messages": [{"role": "system", "content": "Be loud."}, {"role": "user", "content": "Name a color."}, {"role": "assistant", "content": "RED!"}]}
+END
+cat >run.yaml <<END
+model: model.yaml
+device: cpu
+seed: 3
+output_dir: run
+data:
+  files: chat.jsonl
+  tokenizer: model
+  chat_format: chatml
+  max_seq_len: 128
+  validation_split: 0
+train:
+  max_steps: 60
+  micro_batch_size: 2
+  learning_rate: 1.0e-2
+  lr_scheduler_type: constant
+  warmup_steps: 3
+END
+
+# says TEXT ARGUMENTS...: generating greedily writes exactly this.
+says() {
+    local text=$1 got
+    shift
+    got=$("$megatrain" generate "$@" --temperature 0 --device cpu 2>err </dev/null)
+    if [[ $got == "$text" ]]; then
+        ok
+    else
+        fail "generate $*: '$got' instead of '$text'"
+        cat err >&2
+    fi
+}
+
+expect 0 'finished: step 60 of 60' -- train run.yaml
+
+# ---- one answer ---------------------------------------------------------------------------------
+
+says 'Blue, like the sky.' run --chat --prompt 'Name a color.'
+says 'It is Paris, on the Seine.' run --chat --prompt 'What is the capital of France?'
+says 'RED!' run --chat --prompt 'Name a color.' --system 'Be loud.'
+says 'RED!' run --chat --prompt 'Name a color.' --system 'Be loud.' --raw
+says 'Blue, li' run --chat --prompt 'Name a color.' --max-tokens 8
+echo 'Name a color.' >prompt.txt
+says 'Blue, like the sky.' run --chat --prompt-file prompt.txt
+"$megatrain" generate run --chat --temperature 0 --device cpu <prompt.txt >out 2>err
+check 'a message from the standard input' grep -qx 'Blue, like the sky.' out
+"$megatrain" generate run --chat --prompt-file - --temperature 0 --device cpu <prompt.txt >out 2>err
+check 'the same, said so' grep -qx 'Blue, like the sky.' out
+
+# The tokenizer and the format are the run's; a checkpoint that is moved away needs to be told.
+cp -r run/checkpoints/step-000060 moved
+expect 1 'no tokenizer beside it' '--tokenizer' -- generate moved --prompt a
+cp model/* moved
+expect 1 'does not say how it was taught' '--chat-format' -- generate moved --chat --prompt a
+says 'Blue, like the sky.' moved --chat --prompt 'Name a color.' --chat-format chatml
+says 'Blue, like the sky.' moved --chat --prompt 'Name a color.' --chat-format chatml --tokenizer model
+echo '{"chat_template": "{{ \"<|im_start|>\" }} {{ \"<|im_end|>\" }}"}' >moved/chat_template.json
+"$megatrain" generate moved --chat --prompt 'Name a color.' --temperature 0 --device cpu >out 2>err
+check 'a template that looks like a known one' grep -qx 'Blue, like the sky.' out
+check 'which is said' grep -q "taken for 'chatml'" err
+
+# ---- text ---------------------------------------------------------------------------------------
+
+rendered=$'<|im_start|>user\nName a color.<|im_end|>\n<|im_start|>assistant\n'
+says "${rendered}Blue, like the sky." run --prompt "$rendered"
+says 'Blue, like the sky.' run --prompt "$rendered" --raw
+printf %s "$rendered" >prompt.txt
+says 'Blue, like the sky.' run --prompt-file prompt.txt --raw
+
+# ---- a conversation at a terminal -----------------------------------------------------------------
+
+if command -v script >/dev/null; then
+    printf '%s\n' 'What is the capital of France?' 'And of Japan?' '' '/clear' 'Name a color.' \
+        '/exit' 'never read' |
+        script -qec "'$megatrain' generate run --chat --temperature 0 --device cpu" /dev/null |
+        tr -d '\r' >out
+    check 'the format is named' grep -q "chat format 'chatml'" out
+    check 'a first answer' grep -qx '> It is Paris, on the Seine.' out
+    check 'a second one knows the first' grep -qx '> That one is Tōkyō: 東京.' out
+    check 'a new beginning' grep -qx '> > > Blue, like the sky.' out
+    printf '%s\n' 'What is the capital of France?' 'And of Japan?' '/clear' 'Name a color.' |
+        script -qec "'$megatrain' generate run --chat --temperature 0 --device cpu --context 60" \
+            /dev/null | tr -d '\r' >out
+    check 'a conversation that is too long: said' grep -q 'there is room for 60; begin anew' out
+    check 'and gone on with' grep -q 'Blue, like the sky.' out
+fi
+
+# ---- usage --------------------------------------------------------------------------------------
+
+expect 2 'give one of the two' -- generate run --prompt a --prompt-file b
+expect 2 '--system is for --chat' -- generate run --system a
+expect 2 '--chat-format is for --chat' -- generate run --chat-format a
+expect 2 'at a terminal' -- generate run --chat --context 9
+expect 1 'unknown chat format' 'qwen2.5' -- generate run --chat --prompt a --chat-format chatmal
+expect 1 'none.txt' -- generate run --prompt-file none.txt
+expect 1 'lower --max-tokens to' -- generate run --chat --prompt a --max-tokens 256
+done_testing
