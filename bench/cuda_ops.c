@@ -158,6 +158,24 @@ static void run(const char *name, const char *op, mt_op_call *c, bool backward, 
     report(name, best, amount, unit, top);
 }
 
+/* Forward and both gradients of `op`, whose operands 0 and 1 are rows and a weight. */
+static void products(const char *name, const char *op, const mt_op_call *forward, double flops)
+{
+    char text[64];
+    mt_op_call f = *forward, g = f;
+    snprintf(text, sizeof text, "%s forward", name);
+    run(text, op, &f, false, flops, "TFLOP/s", ceiling_gemm);
+    g.d_out[0] = tensor(f.out[0].rows, f.out[0].cols, MT_BF16);
+    g.d_in[0] = tensor(f.in[0].rows, f.in[0].cols, MT_BF16);
+    snprintf(text, sizeof text, "%s dx", name);
+    run(text, op, &g, true, flops, "TFLOP/s", ceiling_gemm);
+    g.d_in[0].data = NULL;
+    g.d_in[1] = tensor(f.in[1].rows, f.in[1].cols, MT_F32);
+    g.d_accumulate = 2;
+    snprintf(text, sizeof text, "%s dw, accumulating", name);
+    run(text, op, &g, true, flops, "TFLOP/s", ceiling_gemm);
+}
+
 static void linear(const char *name, int64_t t, int64_t n, int64_t k, bool bias)
 {
     char text[64];
@@ -169,25 +187,34 @@ static void linear(const char *name, int64_t t, int64_t n, int64_t k, bool bias)
     if (bias)
         f.in[2] = tensor(1, n, MT_BF16);
     f.out[0] = tensor(t, n, MT_BF16);
-    double flops = 2.0 * (double)t * (double)n * (double)k;
-    snprintf(text, sizeof text, "%s forward", name);
-    run(text, "linear", &f, false, flops, "TFLOP/s", ceiling_gemm);
-    mt_op_call g = f;
-    g.d_out[0] = tensor(t, n, MT_BF16);
-    g.d_in[0] = tensor(t, k, MT_BF16);
-    snprintf(text, sizeof text, "%s dx", name);
-    run(text, "linear", &g, true, flops, "TFLOP/s", ceiling_gemm);
-    g.d_in[0].data = NULL;
-    g.d_in[1] = tensor(n, k, MT_F32);
-    g.d_accumulate = 2;
-    snprintf(text, sizeof text, "%s dw, accumulating", name);
-    run(text, "linear", &g, true, flops, "TFLOP/s", ceiling_gemm);
+    products(name, "linear", &f, 2.0 * (double)t * (double)n * (double)k);
     if (bias) {
-        g.d_in[1].data = NULL;
+        mt_op_call g = f;
+        g.d_out[0] = tensor(t, n, MT_BF16);
         g.d_in[2] = tensor(1, n, MT_F32);
         snprintf(text, sizeof text, "%s dbias", name);
         run(text, "linear", &g, true, 2.0 * (double)(t * n), "GB/s", ceiling_copy);
     }
+    release();
+}
+
+/* Experts with about `rows` rows each: 3 in 4, then 5 in 4 of that, in turn. */
+static void grouped(int64_t experts, int64_t rows, int64_t n, int64_t k)
+{
+    char name[64];
+    int32_t offsets[1 + 256] = { 0 };
+    snprintf(name, sizeof name, "experts %lldx%lld", (long long)experts, (long long)rows);
+    if (!wanted(name))
+        return;
+    for (int64_t e = 0; e < experts; e++)
+        offsets[e + 1] = offsets[e] + (int32_t)(e % 2 ? rows + rows / 4 : rows - rows / 4);
+    int64_t t = offsets[experts];
+    mt_op_call f = { .n_in = 3, .n_out = 1, .batch = { .tokens = t } };
+    f.in[0] = tensor(t, k, MT_BF16);
+    f.in[1] = tensor(experts * n, k, MT_BF16);
+    f.in[2] = (mt_tensor){ ints(offsets, experts + 1), 1, experts + 1, experts + 1, MT_I32, 0 };
+    f.out[0] = tensor(t, n, MT_BF16);
+    products(name, "grouped_linear", &f, 2.0 * (double)t * (double)n * (double)k);
     release();
 }
 
@@ -434,6 +461,11 @@ int main(int argc, char **argv)
     linear("linear o", t, HIDDEN, HEADS * DIM, false);
     linear("linear gate, up", t, 2 * FFN, HIDDEN, false);
     linear("linear down", t, HIDDEN, FFN, false);
+    grouped(8, 2048, 2 * 14336, 4096); /* Mixtral 8x7B, 8192 tokens */
+    grouped(32, 1024, 2 * 2880, 2880); /* gpt-oss-20b */
+    grouped(64, 768, 2 * 1408, 2048);  /* DeepSeek V2 Lite */
+    for (int64_t rows = 32; rows <= 512; rows *= 2)
+        grouped(128, rows, 2 * 768, 2048); /* Qwen3 30B A3B: 512 */
     head(t);
     attention("own", t, 1024, HEADS, KV_HEADS, DIM, MT_F32, ceiling_f32, ceiling_f32);
     attentions("own", t);

@@ -59,7 +59,8 @@ typedef struct cuda_clock {
     uint64_t set_at;
 } cuda_clock;
 
-typedef struct cuda_dnn cuda_dnn; /* dnn.c */
+typedef struct cuda_dnn cuda_dnn;     /* dnn.c */
+typedef struct cuda_lanes cuda_lanes; /* lanes.c */
 
 typedef struct cuda_device {
     int index;
@@ -72,6 +73,7 @@ typedef struct cuda_device {
     cuda_fault *fault;    /* host memory */
     int32_t *fault_claim; /* device memory: 0 until the first fault */
     cuda_blas blas;
+    cuda_lanes *lanes;
     cuda_dnn *dnn; /* NULL: attention runs on own kernels */
     cuda_clock clock;
     pthread_mutex_t lock; /* guards what follows */
@@ -146,6 +148,38 @@ void cuda_blas_forget(cuda_queue *q); /* before a queue goes away */
 void cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
                mt_dtype in_dtype, const void *a, int64_t lda, const void *b, int64_t ldb,
                double beta, mt_dtype c_dtype, void *c, int64_t ldc);
+
+/* The same as a record, for products that are handed on. */
+typedef struct cuda_product {
+    bool trans_a, trans_b;
+    int64_t m, n, k;
+    mt_dtype in_dtype, c_dtype;
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc;
+    double beta;
+} cuda_product;
+
+/* A handle without atomics and TF32; its stream and workspace; a product on it. */
+mt_status cuda_blas_handle(cuda_device *d, cublasHandle_t *ret);
+bool cuda_blas_use(cuda_device *d, cublasHandle_t handle, cudaStream_t stream, void *work,
+                   int64_t bytes);
+void cuda_blas_product(cuda_device *d, cublasHandle_t handle, const cuda_product *p);
+
+/* ---- products side by side (lanes.c) --------------------------------------------------------- */
+
+enum { CUDA_LANES = 4, CUDA_LANE_BYTES = 8 << 20, CUDA_NUMBERS = 1 << 12 };
+
+mt_status cuda_lanes_open(cuda_device *d);
+void cuda_lanes_close(cuda_device *d);
+/* Between fork and join, products with different results may run at the same time. `work`:
+ * CUDA_LANES * CUDA_LANE_BYTES of device memory. [main] */
+bool cuda_lanes_fork(cuda_queue *q, void *work);
+void cuda_lanes_gemm(cuda_queue *q, int64_t index, const cuda_product *p);
+void cuda_lanes_join(cuda_queue *q);
+/* Waits until the queue gets here and returns n numbers of device memory, valid until the next
+ * call; NULL for more than CUDA_NUMBERS and after a failure. [main] */
+const int32_t *cuda_read_numbers(cuda_queue *q, const int32_t *numbers, int64_t n);
 
 /* ---- kernels of the interface itself (basic.cu) ---------------------------------------------- */
 

@@ -148,6 +148,7 @@ static void device_close(void *device)
     cuda_use(d);
     (void)cudaDeviceSynchronize();
     dnn_close(d);
+    cuda_lanes_close(d);
     cuda_blas_close(d);
     cuda_clock_close(d);
     (void)cudaFreeHost(d->fault);
@@ -173,6 +174,8 @@ static mt_status open_parts(cuda_device *d)
     mt_status st = cuda_clock_open(d);
     if (st == MT_OK)
         st = cuda_blas_open(d);
+    if (st == MT_OK)
+        st = cuda_lanes_open(d);
     if (st == MT_OK)
         dnn_open(d);
     return st;

@@ -16,23 +16,37 @@ static bool blas_ok(cuda_device *d, cublasStatus_t s, const char *what)
     return false;
 }
 
-mt_status cuda_blas_open(cuda_device *d)
+mt_status cuda_blas_handle(cuda_device *d, cublasHandle_t *ret)
 {
-    cuda_blas *b = &d->blas;
-    mt_status st = cuda_device_alloc(d, BLAS_WORK_BYTES, &b->work);
-    if (st != MT_OK)
-        return st;
-    cublasStatus_t s = cublasCreate(&b->handle);
+    cublasStatus_t s = cublasCreate(ret);
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasSetAtomicsMode(b->handle, CUBLAS_ATOMICS_NOT_ALLOWED);
+        s = cublasSetAtomicsMode(*ret, CUBLAS_ATOMICS_NOT_ALLOWED);
     if (s == CUBLAS_STATUS_SUCCESS)
-        s = cublasSetMathMode(b->handle, CUBLAS_DEFAULT_MATH |
-                                             CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+        s = cublasSetMathMode(*ret, CUBLAS_DEFAULT_MATH |
+                                        CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
     if (s != CUBLAS_STATUS_SUCCESS) {
         cuda_set_error("CUDA device %d (%s): cuBLAS does not start: %s", d->index, d->name,
                        cublasGetStatusString(s));
         return MT_ERR_DEVICE;
     }
+    return MT_OK;
+}
+
+bool cuda_blas_use(cuda_device *d, cublasHandle_t handle, cudaStream_t stream, void *work,
+                   int64_t bytes)
+{
+    return blas_ok(d, cublasSetStream(handle, stream), "cuBLAS") &&
+           blas_ok(d, cublasSetWorkspace(handle, work, (size_t)bytes), "cuBLAS");
+}
+
+mt_status cuda_blas_open(cuda_device *d)
+{
+    cuda_blas *b = &d->blas;
+    mt_status st = cuda_device_alloc(d, BLAS_WORK_BYTES, &b->work);
+    if (st == MT_OK)
+        st = cuda_blas_handle(d, &b->handle);
+    if (st != MT_OK)
+        return st;
     cudaError_t e = cudaEventCreateWithFlags(&b->event, cudaEventDisableTiming);
     if (e != cudaSuccess) {
         cuda_set_error("CUDA device %d (%s): no event: %s", d->index, d->name,
@@ -67,8 +81,7 @@ static bool use_queue(cuda_queue *q)
     if (b->queue && !(cuda_ok(d, cudaEventRecord(b->event, b->queue->stream), "cuBLAS") &&
                       cuda_ok(d, cudaStreamWaitEvent(q->stream, b->event, 0), "cuBLAS")))
         return false;
-    if (!blas_ok(d, cublasSetStream(b->handle, q->stream), "cuBLAS") ||
-        !blas_ok(d, cublasSetWorkspace(b->handle, b->work, BLAS_WORK_BYTES), "cuBLAS"))
+    if (!cuda_blas_use(d, b->handle, q->stream, b->work, BLAS_WORK_BYTES))
         return false;
     b->queue = q;
     return true;
@@ -79,24 +92,32 @@ static cudaDataType_t data_type(mt_dtype t)
     return t == MT_BF16 ? CUDA_R_16BF : t == MT_F64 ? CUDA_R_64F : CUDA_R_32F;
 }
 
+void cuda_blas_product(cuda_device *d, cublasHandle_t handle, const cuda_product *p)
+{
+    const float one_f32 = 1, beta_f32 = (float)p->beta;
+    const double one_f64 = 1;
+    bool f64 = p->in_dtype == MT_F64;
+    cudaDataType_t in = data_type(p->in_dtype);
+    if (p->m <= 0 || p->n <= 0)
+        return;
+    /* cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T. */
+    blas_ok(d,
+            cublasGemmEx_64(handle, p->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                            p->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, p->n, p->m, p->k,
+                            f64 ? (const void *)&one_f64 : (const void *)&one_f32, p->b, in, p->ldb,
+                            p->a, in, p->lda,
+                            f64 ? (const void *)&p->beta : (const void *)&beta_f32, p->c,
+                            data_type(p->c_dtype), p->ldc,
+                            f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+            "a GEMM");
+}
+
 void cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
                mt_dtype in_dtype, const void *a, int64_t lda, const void *b, int64_t ldb,
                double beta, mt_dtype c_dtype, void *c, int64_t ldc)
 {
-    cuda_device *d = q->device;
-    const float one_f32 = 1, beta_f32 = (float)beta;
-    const double one_f64 = 1;
-    bool f64 = in_dtype == MT_F64;
-    if (m <= 0 || n <= 0 || !use_queue(q))
-        return;
-    /* cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T. */
-    blas_ok(d,
-            cublasGemmEx_64(d->blas.handle, trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
-                            trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,
-                            f64 ? (const void *)&one_f64 : (const void *)&one_f32, b,
-                            data_type(in_dtype), ldb, a, data_type(in_dtype), lda,
-                            f64 ? (const void *)&beta : (const void *)&beta_f32, c,
-                            data_type(c_dtype), ldc, f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                            CUBLAS_GEMM_DEFAULT),
-            "a GEMM");
+    const cuda_product p = { trans_a, trans_b, m, n,   k,   in_dtype, c_dtype,
+                             a,       b,       c, lda, ldb, ldc,      beta };
+    if (m > 0 && n > 0 && use_queue(q))
+        cuda_blas_product(q->device, q->device->blas.handle, &p);
 }

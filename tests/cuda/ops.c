@@ -254,12 +254,15 @@ static void check_grouped(const int32_t *offsets, int64_t experts, int64_t n, in
 static void grouped_linears(void)
 {
     static const int32_t one[] = { 0, 1 }, few[] = { 0, 0, 30, 37 },
-                         uneven[] = { 0, 127, 127, 255, 384, 384, 600, 600, 601 };
+                         uneven[] = { 0, 127, 127, 255, 384, 384, 600, 600, 601 },
+                         full[] = { 0, 128, 300 };
     check_grouped(one, 1, 1, 1, true);
     check_grouped(few, 3, 29, 101, false);
     check_grouped(few, 3, 40, 64, true);
     check_grouped(uneven, 8, 136, 72, true);
     check_grouped(uneven, 8, 256, 512, false);
+    check_grouped(uneven, 8, 29, 101, true);
+    check_grouped(full, 2, 64, 72, true);
 }
 
 static void check_slice(int64_t rows, int32_t heads, int64_t n, int64_t first, int64_t cols)

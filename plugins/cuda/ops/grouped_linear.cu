@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * grouped_linear: one product for each expert, on rows whose number only the device knows. The grid
- * has room for every way the rows can fall to experts; a block finds its expert from the offsets
- * and leaves when there is none. BF16 goes through tensor cores where rows can be moved by 16
- * bytes, everything else through plain arithmetic. Fixed order everywhere: the same bits each time.
+ * grouped_linear: one product for each expert, on rows whose number only the device knows.
+ *
+ * An expert with many rows is a GEMM of its own, several of which run at a time; for that the host
+ * asks the device how the rows fell, which waits for the queue to get there. Experts with few rows
+ * (and, where there are few rows in all, everything, without that question) go through one kernel:
+ * its grid has room for every way the rows can fall; a block finds its expert from the offsets and
+ * leaves when there is none. BF16 goes through tensor cores where rows can be moved by 16 bytes,
+ * everything else through plain arithmetic. How an expert is computed depends on its own rows only,
+ * and every order is fixed: the same bits each time, whichever experts are called together.
  *
  * All three products are C[m, n] = sum over k of A[m, k] B[n, k]; an operand's depth k runs along
  * its rows in memory ("deep": element (i, k) at k * ld + i) or along its columns (at i * ld + k).
@@ -15,6 +20,9 @@
 
 enum { IN_X = 0, IN_W = 1, IN_OFFSETS = 2, IN_BIAS = 3 };
 
+/* An expert with so many rows is a GEMM of its own. */
+enum { MANY_ROWS = 128 };
+
 struct product {
     const void *a, *b;
     void *c;
@@ -23,6 +31,7 @@ struct product {
     int64_t lda, ldb, ldc, ld_bias;
     int64_t m, n, k; /* m: of all experts together, or (weight gradient) of one */
     int experts;
+    int many; /* the kernels here leave out experts with so many rows */
     bool add;
 };
 
@@ -40,7 +49,7 @@ static __device__ __forceinline__ bool find_part(const product &p, int index, in
     for (int base = 0; base < p.experts; base += 32) {
         int e = base + lane;
         int from = e < p.experts ? p.offsets[e] : 0, to = e < p.experts ? p.offsets[e + 1] : 0;
-        int tiles = (to - from + size - 1) / size, sum = tiles;
+        int tiles = to - from < p.many ? (to - from + size - 1) / size : 0, sum = tiles;
 #pragma unroll
         for (int i = 1; i < 32; i *= 2) {
             int x = __shfl_up_sync(0xffffffffu, sum, i);
@@ -83,7 +92,7 @@ template <typename T, typename C, bool A_DEEP, bool B_DEEP, int SIZE> struct blo
             a += from * p.lda + row;
             b += from * p.ldb + col;
             c += (e * p.m + row) * p.ldc + col;
-            return depth > 0 || !p.add;
+            return depth < p.many && (depth > 0 || !p.add);
         }
         part at;
         if (!find_part(p, (int)blockIdx.y, SIZE, &at))
@@ -315,14 +324,12 @@ static void launch_tensor(cuda_queue *q, const product &p)
 
 /* C has the compute dtype, or (weights) the statistics dtype. */
 template <bool A_DEEP, bool B_DEEP>
-static void launch(cuda_queue *q, const product &p, const mt_tensor *a, const mt_tensor *b,
-                   const mt_tensor *c)
+static void launch_kernel(cuda_queue *q, const product &p, const mt_tensor *a, const mt_tensor *b,
+                          const mt_tensor *c)
 {
     bool vectors = a->dtype == MT_BF16 && is_aligned(a) && is_aligned(b) && is_aligned(c) &&
                    p.n % 8 == 0 && (A_DEEP ? p.m : p.k) % 8 == 0 &&
                    q->device->shared_bytes >= 2 * STAGES * SLICE * (int64_t)sizeof(bf16);
-    if (p.m == 0 || p.n == 0)
-        return;
     if (vectors && A_DEEP)
         launch_tensor<float, A_DEEP, B_DEEP>(q, p);
     else if (vectors)
@@ -337,11 +344,87 @@ static void launch(cuda_queue *q, const product &p, const mt_tensor *a, const mt
         launch_plain<bf16, bf16, A_DEEP, B_DEEP>(q, p);
 }
 
+/* The product of expert e, whose rows are [from, to). */
+template <bool A_DEEP, bool B_DEEP>
+static cuda_product expert_product(const product &p, int e, int64_t from, int64_t to,
+                                   mt_dtype in_dtype, mt_dtype c_dtype)
+{
+    int64_t in = mt_dtype_size(in_dtype), out = mt_dtype_size(c_dtype);
+    cuda_product g = {};
+    g.trans_a = A_DEEP;
+    g.trans_b = !B_DEEP;
+    g.m = A_DEEP ? p.m : to - from;
+    g.n = p.n;
+    g.k = A_DEEP ? to - from : p.k;
+    g.in_dtype = in_dtype;
+    g.c_dtype = c_dtype;
+    g.a = static_cast<const char *>(p.a) + from * p.lda * in;
+    g.b = static_cast<const char *>(p.b) +
+          (A_DEEP ? from : e * (B_DEEP ? p.k : p.n)) * p.ldb * in;
+    g.c = static_cast<char *>(p.c) + (A_DEEP ? e * p.m : from) * p.ldc * out;
+    g.lda = p.lda;
+    g.ldb = p.ldb;
+    g.ldc = p.ldc;
+    g.beta = p.add || p.bias ? 1 : 0; /* a bias is in C already */
+    return g;
+}
+
+template <typename T> static void write_bias(cuda_queue *q, const product &p);
+
+/* `offsets` are p.offsets in host memory, NULL when no expert can have many rows. */
+template <bool A_DEEP, bool B_DEEP>
+static void launch(cuda_queue *q, product p, const int32_t *offsets, void *work, const mt_tensor *a,
+                   const mt_tensor *b, const mt_tensor *c)
+{
+    bool few = !offsets;
+    p.many = offsets ? MANY_ROWS : INT32_MAX;
+    if (p.m == 0 || p.n == 0)
+        return;
+    for (int e = 0; offsets && e < p.experts; e++) {
+        int rows = offsets[e + 1] - offsets[e];
+        few |= rows < MANY_ROWS && (rows > 0 || (A_DEEP && !p.add));
+    }
+    if (offsets && p.bias)
+        FOR_DTYPE(a->dtype, write_bias, q, p);
+    if (offsets && !cuda_lanes_fork(q, work))
+        return;
+    if (few)
+        launch_kernel<A_DEEP, B_DEEP>(q, p, a, b, c);
+    for (int e = 0; offsets && e < p.experts; e++)
+        if (offsets[e + 1] - offsets[e] >= MANY_ROWS) {
+            cuda_product g = expert_product<A_DEEP, B_DEEP>(p, e, offsets[e], offsets[e + 1],
+                                                            a->dtype, c->dtype);
+            cuda_lanes_gemm(q, e, &g);
+        }
+    if (offsets)
+        cuda_lanes_join(q);
+}
+
 /* ---- the bias ---------------------------------------------------------------------------------
  */
 
-enum { BIAS_LANES = 8 };
+enum { BIAS_LANES = 8, BIAS_BLOCKS = 32 };
 
+/* C = bias, for experts with many rows. */
+template <typename T> static __global__ void write_bias_kernel(product p)
+{
+    int e = (int)blockIdx.y;
+    int64_t col = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int64_t from = p.offsets[e], to = p.offsets[e + 1];
+    if (col >= p.n || to - from < p.many)
+        return;
+    T bias = static_cast<const T *>(p.bias)[e * p.ld_bias + col];
+    for (int64_t row = from + blockIdx.z; row < to; row += BIAS_BLOCKS)
+        static_cast<T *>(p.c)[row * p.ldc + col] = bias;
+}
+
+template <typename T> static void write_bias(cuda_queue *q, const product &p)
+{
+    dim3 grid((unsigned)ceil_div(p.n, 256), (unsigned)p.experts, BIAS_BLOCKS);
+    write_bias_kernel<T><<<grid, 256, 0, q->stream>>>(p);
+}
+
+/* C = the sum of an expert's rows of A. */
 template <typename T> static __global__ void bias_kernel(product p)
 {
     typedef real<T> R;
@@ -387,6 +470,15 @@ static product product_of(const mt_op_call *c, const mt_tensor *a, const mt_tens
     return p;
 }
 
+/* How the rows fell to experts, in host memory; NULL when it does not matter. */
+static const int32_t *host_offsets(cuda_queue *q, const mt_op_call *c)
+{
+    const mt_tensor *offsets = &c->in[IN_OFFSETS];
+    return c->in[IN_X].rows < MANY_ROWS
+               ? NULL
+               : cuda_read_numbers(q, static_cast<const int32_t *>(offsets->data), offsets->cols);
+}
+
 static void grouped_linear_forward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
 {
     const mt_tensor *x = &c->in[IN_X], *w = &c->in[IN_W], *y = &c->out[0];
@@ -399,13 +491,14 @@ static void grouped_linear_forward(cuda_device *d, cuda_queue *q, const mt_op_ca
         p.bias = c->in[IN_BIAS].data;
         p.ld_bias = c->in[IN_BIAS].ld;
     }
-    launch<false, false>(q, p, x, w, y);
+    launch<false, false>(q, p, host_offsets(q, c), c->work, x, w, y);
 }
 
 static void grouped_linear_backward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
 {
     const mt_tensor *x = &c->in[IN_X], *w = &c->in[IN_W], *dy = &c->d_out[0];
     const mt_tensor *dx = &c->d_in[IN_X], *dw = &c->d_in[IN_W], *db = &c->d_in[IN_BIAS];
+    const int32_t *offsets = host_offsets(q, c);
     (void)d;
     if (dx->data) {
         product p = product_of(c, dy, w, dx);
@@ -413,14 +506,14 @@ static void grouped_linear_backward(cuda_device *d, cuda_queue *q, const mt_op_c
         p.n = dx->cols;
         p.k = dy->cols;
         p.add = c->d_accumulate >> IN_X & 1u;
-        launch<false, true>(q, p, dy, w, dx);
+        launch<false, true>(q, p, offsets, c->work, dy, w, dx);
     }
     if (dw->data) {
         product p = product_of(c, dy, x, dw);
         p.m = dy->cols;
         p.n = dw->cols;
         p.add = c->d_accumulate >> IN_W & 1u;
-        launch<true, true>(q, p, dy, x, dw);
+        launch<true, true>(q, p, offsets, c->work, dy, x, dw);
     }
     if (c->n_in > IN_BIAS && db->data) {
         product p = product_of(c, dy, dy, db);
@@ -430,4 +523,12 @@ static void grouped_linear_backward(cuda_device *d, cuda_queue *q, const mt_op_c
     }
 }
 
-const cuda_op cuda_op_grouped_linear = { grouped_linear_forward, grouped_linear_backward, NULL };
+static int64_t grouped_linear_workspace(const cuda_device *d, const mt_op_call *c, bool backward)
+{
+    (void)d;
+    (void)backward;
+    return c->in[IN_X].rows < MANY_ROWS ? 0 : (int64_t)CUDA_LANES * CUDA_LANE_BYTES;
+}
+
+const cuda_op cuda_op_grouped_linear = { grouped_linear_forward, grouped_linear_backward,
+                                         grouped_linear_workspace };

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Lanes: streams beside a queue for products that are too small to fill the device one by one. They
+ * fork from the queue and join it again; which product takes which lane depends on its index only,
+ * and every lane has a handle and a workspace of its own, so results repeat bit for bit.
+ *
+ * Also how the host learns what only the device knows: how many rows each expert was given.
+ */
+#include "cuda.h"
+
+#include <stdlib.h>
+
+struct cuda_lanes {
+    cudaStream_t stream[CUDA_LANES];
+    cublasHandle_t handle[CUDA_LANES];
+    cudaEvent_t done[CUDA_LANES];
+    cudaEvent_t begin;   /* the queue has come to the fork */
+    cudaEvent_t arrived; /* `numbers` are there; waiting for it sleeps */
+    int32_t *numbers;    /* [CUDA_NUMBERS] host memory */
+};
+
+void cuda_lanes_close(cuda_device *d)
+{
+    cuda_lanes *l = d->lanes;
+    for (int i = 0; l && i < CUDA_LANES; i++) {
+        if (l->handle[i])
+            (void)cublasDestroy(l->handle[i]);
+        if (l->done[i])
+            (void)cudaEventDestroy(l->done[i]);
+        if (l->stream[i])
+            (void)cudaStreamDestroy(l->stream[i]);
+    }
+    if (l && l->begin)
+        (void)cudaEventDestroy(l->begin);
+    if (l && l->arrived)
+        (void)cudaEventDestroy(l->arrived);
+    if (l)
+        (void)cudaFreeHost(l->numbers);
+    free(l);
+    d->lanes = NULL;
+}
+
+mt_status cuda_lanes_open(cuda_device *d)
+{
+    cuda_lanes *l = d->lanes = calloc(1, sizeof *l);
+    if (!l) {
+        cuda_set_error("out of memory for a CUDA device");
+        return MT_ERR_NOMEM;
+    }
+    cudaError_t e = cudaHostAlloc((void **)&l->numbers, CUDA_NUMBERS * sizeof *l->numbers,
+                                  cudaHostAllocDefault);
+    if (e == cudaSuccess)
+        e = cudaEventCreateWithFlags(&l->begin, cudaEventDisableTiming);
+    if (e == cudaSuccess)
+        e = cudaEventCreateWithFlags(&l->arrived, cudaEventDisableTiming | cudaEventBlockingSync);
+    for (int i = 0; i < CUDA_LANES && e == cudaSuccess; i++) {
+        e = cudaStreamCreateWithFlags(&l->stream[i], cudaStreamNonBlocking);
+        if (e == cudaSuccess)
+            e = cudaEventCreateWithFlags(&l->done[i], cudaEventDisableTiming);
+    }
+    if (e != cudaSuccess) {
+        cuda_set_error("CUDA device %d (%s): no streams: %s", d->index, d->name,
+                       cudaGetErrorString(e));
+        return MT_ERR_DEVICE;
+    }
+    mt_status st = MT_OK;
+    for (int i = 0; i < CUDA_LANES && st == MT_OK; i++)
+        st = cuda_blas_handle(d, &l->handle[i]);
+    return st;
+}
+
+const int32_t *cuda_read_numbers(cuda_queue *q, const int32_t *numbers, int64_t n)
+{
+    cuda_device *d = q->device;
+    cuda_lanes *l = d->lanes;
+    if (n > CUDA_NUMBERS)
+        return NULL;
+    bool good = cuda_ok(d,
+                        cudaMemcpyAsync(l->numbers, numbers, (size_t)n * sizeof *numbers,
+                                        cudaMemcpyDeviceToHost, q->stream),
+                        "reading numbers") &&
+                cuda_ok(d, cudaEventRecord(l->arrived, q->stream), "reading numbers") &&
+                cuda_ok(d, cudaEventSynchronize(l->arrived), "reading numbers");
+    return good ? l->numbers : NULL;
+}
+
+bool cuda_lanes_fork(cuda_queue *q, void *work)
+{
+    cuda_device *d = q->device;
+    cuda_lanes *l = d->lanes;
+    bool good = cuda_ok(d, cudaEventRecord(l->begin, q->stream), "lanes");
+    for (int i = 0; i < CUDA_LANES && good; i++)
+        good = cuda_ok(d, cudaStreamWaitEvent(l->stream[i], l->begin, 0), "lanes") &&
+               cuda_blas_use(d, l->handle[i], l->stream[i],
+                             (char *)work + i * (int64_t)CUDA_LANE_BYTES, CUDA_LANE_BYTES);
+    return good;
+}
+
+void cuda_lanes_gemm(cuda_queue *q, int64_t index, const cuda_product *p)
+{
+    cuda_blas_product(q->device, q->device->lanes->handle[index % CUDA_LANES], p);
+}
+
+void cuda_lanes_join(cuda_queue *q)
+{
+    cuda_device *d = q->device;
+    cuda_lanes *l = d->lanes;
+    for (int i = 0; i < CUDA_LANES; i++)
+        if (!cuda_ok(d, cudaEventRecord(l->done[i], l->stream[i]), "lanes") ||
+            !cuda_ok(d, cudaStreamWaitEvent(q->stream, l->done[i], 0), "lanes"))
+            return;
+}
