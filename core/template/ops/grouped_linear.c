@@ -32,4 +32,6 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
     return MT_OK;
 }
 
-const mt_op_def op_grouped_linear = { sizeof(mt_op_def), 0, "grouped_linear", 3, 4, 0, 0, shape };
+const mt_op_def op_grouped_linear = {
+    sizeof(mt_op_def), MT_OP_BY_EXPERT, "grouped_linear", 3, 4, 0, 0, shape
+};

@@ -603,7 +603,13 @@ enum {
     MT_OP_MERGES_SIBLINGS = 1u << 4,
     /* out[0], one element in the statistics dtype, is a loss of its own, read by no operation: the
      * step's loss gains loss_scale * out[0]. Its backward gets no d_out. */
-    MT_OP_EMITS_LOSS = 1u << 6
+    MT_OP_EMITS_LOSS = 1u << 6,
+    /* Works on the rows of each expert by themselves: in[1] and, where present, in[3] are stacks of
+     * one entry an expert, in[2] the [1, experts + 1] offsets of their rows. The core may run it
+     * for some experts at a time: it then gives those entries and those offsets, the first of which
+     * need not be 0 nor the last the number of rows. Other rows must stay as they are, and what an
+     * expert gets must not depend on which others are there. */
+    MT_OP_BY_EXPERT = 1u << 7
 };
 
 /* What an operation's shape rule answers. */
