@@ -345,7 +345,7 @@ static mt_status sum_recompute(const struct tpl_graph *g, tpl *t)
     for (int p = 0; p < TPL_POLICIES; p++) {
         arena scratch = { 0 };
         graph_choice choice;
-        mt_status status = graph_choose(g, (tpl_policy)p, &scratch, &choice);
+        mt_status status = graph_choose(g, (tpl_policy)p, false, &scratch, &choice);
         for (int32_t i = 0; status == MT_OK && i < g->n_nodes; i++)
             if (choice.recomputed[i]) {
                 t->recompute_gemm_flops[p] += g->nodes[i].shape.gemm_flops_per_token;
@@ -380,6 +380,9 @@ mt_status tpl_create(const char *name, mt_build_fn build, const void *arch, cons
     if ((status = graph_merge_siblings(g)) != MT_OK)
         goto out;
     graph_alias_views(g);
+    if ((status = graph_sort_stages(g)) != MT_OK)
+        goto out;
+    graph_find_parts(g, t);
     graph_lay_out_params(g, t);
     t->n_params = (uint32_t)g->n_params;
     t->params = g->params;

@@ -289,12 +289,28 @@ static void require(const struct tpl_graph *g, tpl_policy policy, mt_val v, grap
             require(g, policy, n->in[i], c);
 }
 
-mt_status graph_choose(const struct tpl_graph *g, tpl_policy policy, arena *mem, graph_choice *ret)
+/* Marks v where it is what an expert hands on to the part of the unit after them. */
+static void save_handed_on(const struct tpl_graph *g, mt_val v, graph_choice *c)
+{
+    v = graph_base(g, v);
+    int32_t from = g->values[v].node;
+    if (from >= 0 && g->nodes[from].stage == TPL_EXPERTS)
+        c->saved[v] = true;
+}
+
+mt_status graph_choose(const struct tpl_graph *g, tpl_policy policy, bool cut, arena *mem,
+                       graph_choice *ret)
 {
     graph_choice c = { arena_array(mem, (size_t)g->n_values + 1, sizeof(bool)),
                        arena_array(mem, (size_t)g->n_nodes + 1, sizeof(bool)) };
     if (!c.saved || !c.recomputed)
         return MT_ERR_NOMEM;
+    for (int32_t i = 0; cut && i < g->n_nodes; i++) {
+        const node *n = &g->nodes[i];
+        for (uint32_t k = 0; k < n->n_in && !n->skipped && n->stage == TPL_AFTER; k++)
+            if (n->in[k] != MT_NONE && (n->shape.backward_in >> k & 1))
+                save_handed_on(g, n->in[k], &c);
+    }
     for (int32_t i = 0; i < g->n_nodes; i++) {
         const node *n = &g->nodes[i];
         if (n->skipped)

@@ -50,11 +50,10 @@ void program_fill_call(const tpl_plan *p, const step *s, void *const *base, cons
 static void run(const tpl_plan *p, const struct tpl_program *prog, void *queue,
                 const tpl_binding *bind, const mt_batch *batch, mt_pass pass)
 {
-    void *base[REGIONS] = { [REGION_WEIGHTS] = bind->weights,
-                            [REGION_GRADS] = bind->grads,
-                            [REGION_SAVED] = bind->saved,
-                            [REGION_WORK] = bind->work,
-                            [REGION_STATE] = bind->state };
+    const node *nodes = p->t->graph->nodes;
+    void *base[REGIONS] = { [REGION_WEIGHTS] = bind->weights, [REGION_GRADS] = bind->grads,
+                            [REGION_SAVED] = bind->saved,     [REGION_WORK] = bind->work,
+                            [REGION_STATE] = bind->state,     [REGION_CARRY] = bind->carry };
     for (int i = 0; i < MT_UNIT_MAX_IO; i++) {
         base[REGION_IN + i] = bind->in[i];
         base[REGION_OUT + i] = bind->out[i];
@@ -63,6 +62,8 @@ static void run(const tpl_plan *p, const struct tpl_program *prog, void *queue,
     }
     for (int32_t i = 0; i < prog->n_steps; i++) {
         const step *s = &prog->steps[i];
+        if (s->stage != bind->stage)
+            continue;
         if (s->node < 0) {
             mt_tensor from = bind_ref(&s->in[0], base, batch),
                       to = bind_ref(&s->out[0], base, batch);
@@ -72,6 +73,8 @@ static void run(const tpl_plan *p, const struct tpl_program *prog, void *queue,
         }
         mt_op_call call;
         program_fill_call(p, s, base, batch, pass, &call);
+        if (s->stage == TPL_EXPERTS && (nodes[s->node].def->flags & MT_OP_BY_EXPERT))
+            segment_take_experts(p, bind->segment, &call);
         call.used = bind->used;
         call.d_accumulate = s->accumulate | (bind->accumulate ? s->accumulate_later : 0);
         if (s->backward)

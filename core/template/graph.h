@@ -25,6 +25,7 @@ typedef struct value {
 /* One operation in order of execution. */
 typedef struct node {
     const mt_op_def *def;
+    tpl_stage stage;
     const void *attr;
     mt_op_shape shape;
     uint32_t n_in, n_out, n_aux;
@@ -64,6 +65,13 @@ mt_status graph_merge_siblings(struct tpl_graph *g);
 /* Makes the results of view operations views where that changes nothing. After merging. */
 void graph_alias_views(struct tpl_graph *g);
 
+/* Orders nodes by stage: what does not depend on experts, the experts, what does; within each as
+ * they were. The order is the same whether or not the unit is cut there, and so are all bits. */
+mt_status graph_sort_stages(struct tpl_graph *g);
+
+/* Fills parts of t and of every parameter slot. After sorting. */
+void graph_find_parts(struct tpl_graph *g, tpl *t);
+
 /* Assigns every parameter slot its offset; fills own_elems and flat_elems of t. */
 void graph_lay_out_params(struct tpl_graph *g, tpl *t);
 
@@ -73,8 +81,10 @@ typedef struct graph_choice {
     bool *recomputed; /* [n_nodes] */
 } graph_choice;
 
-/* Bytes of `ret`'s arrays come from `mem`. */
-mt_status graph_choose(const struct tpl_graph *g, tpl_policy policy, arena *mem, graph_choice *ret);
+/* Bytes of `ret`'s arrays come from `mem`. A unit that is cut at its experts saves what they hand
+ * on, so that its backward need not begin with theirs. */
+mt_status graph_choose(const struct tpl_graph *g, tpl_policy policy, bool cut, arena *mem,
+                       graph_choice *ret);
 
 /* Checks a parameter's declaration and copies it deeply into `mem`: the defaults of its sources are
  * filled in, and it has at least one layout. Errors name the parameter. */

@@ -10,10 +10,12 @@
 
 enum { REGION_ALIGN = 256, PROGRAM_FORWARD = 0, PROGRAM_BACKWARD = 1, PROGRAM_INFER = 2 };
 
-/* A piece of REGION_WORK and the steps during which it must stay. */
+/* A piece of REGION_WORK and the steps during which it must stay. One that must stay from a stage
+ * to the next is carried instead: other micro-batches use REGION_WORK in between. */
 typedef struct piece {
     int64_t bytes, offset;
     int32_t first, last; /* steps, inclusive */
+    bool carried;
 } piece;
 
 /* Where a value, or a gradient, is. */
@@ -37,6 +39,8 @@ typedef struct maker {
     piece *pieces;
     int32_t n_pieces, cap_pieces;
     mt_status status;
+    bool cut;        /* at the experts */
+    tpl_stage stage; /* of the steps that are being made */
 
     /* backward only */
     bool *made;       /* [n_nodes] recomputed already */
@@ -103,18 +107,19 @@ static int by_size(const void *a, const void *b, void *arg)
     return x < y ? -1 : 1;
 }
 
-/* Gives every piece an offset so that no two that live at the same time overlap: largest first,
- * each at the lowest offset that is free. Returns the total. */
-static int64_t pack_pieces(maker *k)
+/* Gives every piece, carried or not, an offset so that no two of that kind that live at the same
+ * time overlap: largest first, each at the lowest offset that is free. Returns the total. */
+static int64_t pack_pieces(maker *k, bool carried)
 {
-    int32_t n = k->n_pieces;
-    int32_t *order = arena_array(&k->mem, (size_t)n + 1, sizeof *order);
+    int32_t n = 0;
+    int32_t *order = arena_array(&k->mem, (size_t)k->n_pieces + 1, sizeof *order);
     if (!order) {
         k->status = MT_ERR_NOMEM;
         return 0;
     }
-    for (int32_t i = 0; i < n; i++)
-        order[i] = i;
+    for (int32_t i = 0; i < k->n_pieces; i++)
+        if (k->pieces[i].carried == carried)
+            order[n++] = i;
     qsort_r(order, (size_t)n, sizeof *order, by_size, k->pieces);
     int64_t total = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -136,6 +141,24 @@ static int64_t pack_pieces(maker *k)
             total = offset + a->bytes;
     }
     return total;
+}
+
+/* Finds what is carried. It stays for all of its first and last stage, since the experts' stage
+ * runs once for each segment. */
+static void find_carried(maker *k)
+{
+    const struct tpl_program *prog = k->prog;
+    for (int32_t i = 0; i < k->n_pieces; i++) {
+        piece *p = &k->pieces[i];
+        tpl_stage first = prog->steps[p->first].stage, last = prog->steps[p->last].stage;
+        if (first == last)
+            continue;
+        p->carried = true;
+        while (p->first > 0 && prog->steps[p->first - 1].stage == first)
+            p->first--;
+        while (p->last < prog->n_steps - 1 && prog->steps[p->last + 1].stage == last)
+            p->last++;
+    }
 }
 
 /* ---- references -------------------------------------------------------------------------------
@@ -201,6 +224,7 @@ static step *add_step(maker *k)
     }
     step *s = &k->prog->steps[k->prog->n_steps++];
     memset(s, 0, sizeof *s);
+    s->stage = k->stage;
     return s;
 }
 
@@ -505,20 +529,25 @@ static void backward_node(maker *k, int32_t node_index)
 /* Turns piece numbers into offsets. */
 static void resolve_ref(const maker *k, ref *r)
 {
-    if (r->where == REGION_WORK)
-        r->offset = k->pieces[r->offset & 0xffffffff].offset + (r->offset >> 32);
+    if (r->where != REGION_WORK)
+        return;
+    const piece *p = &k->pieces[r->offset & 0xffffffff];
+    r->where = p->carried ? REGION_CARRY : REGION_WORK;
+    r->offset = p->offset + (r->offset >> 32);
 }
 
 static int64_t finish_program(maker *k, int which)
 {
     /* A loss stays until its reader, outside, has had a chance. */
     place *loss = NULL;
-    for (int32_t i = 0; i < k->g->n_nodes && which != PROGRAM_BACKWARD; i++)
+    for (int32_t i = 0; i < k->g->n_nodes && which != PROGRAM_BACKWARD && !k->cut; i++)
         if (k->g->nodes[i].def->flags & MT_OP_EMITS_LOSS)
             loss = &k->at[k->g->nodes[i].out[0]];
     if (loss)
         touch(k, loss, k->prog->n_steps - 1);
-    int64_t total = pack_pieces(k);
+    find_carried(k);
+    int64_t total = pack_pieces(k, false), carried = pack_pieces(k, true);
+    k->p->carry_bytes = carried > k->p->carry_bytes ? carried : k->p->carry_bytes;
     if (k->status != MT_OK)
         return 0;
     for (int32_t i = 0; i < k->prog->n_steps; i++) {
@@ -558,23 +587,69 @@ static void start_program(maker *k, int which)
 static int64_t make_forward(maker *k, int which)
 {
     start_program(k, which);
-    for (int32_t i = 0; i < k->g->n_nodes && k->status == MT_OK; i++)
+    for (int32_t i = 0; i < k->g->n_nodes && k->status == MT_OK; i++) {
+        k->stage = k->cut ? k->g->nodes[i].stage : TPL_BEFORE;
         if (!k->g->nodes[i].skipped)
             emit_forward(k, i, which);
+    }
     return finish_program(k, which);
+}
+
+/* Makes again, before the experts' turn, what v's node or those of the experts before it take from
+ * the dense part. */
+static void ensure_dense(maker *k, mt_val v)
+{
+    v = graph_base(k->g, v);
+    const value *val = &k->g->values[v];
+    if (val->node < 0 || k->choice.saved[v] || val->output >= 0)
+        return;
+    const node *n = &k->g->nodes[val->node];
+    if (n->stage != TPL_EXPERTS) {
+        ensure(k, v);
+        return;
+    }
+    for (uint32_t i = 0; i < n->n_in; i++)
+        if (n->in[i] != MT_NONE)
+            ensure_dense(k, n->in[i]);
+}
+
+static void ensure_dense_of_experts(maker *k)
+{
+    for (int32_t i = k->g->n_nodes - 1; i >= 0; i--) {
+        const node *n = &k->g->nodes[i];
+        if (n->stage != TPL_EXPERTS || n->skipped)
+            continue;
+        for (uint32_t j = 0; j < n->n_in; j++)
+            if (n->in[j] != MT_NONE && (n->shape.backward_in >> j & 1))
+                ensure_dense(k, n->in[j]);
+        for (uint32_t j = 0; j < n->n_out; j++)
+            if (n->shape.backward_out >> j & 1)
+                ensure_dense(k, n->out[j]);
+        for (uint32_t j = 0; j < n->n_aux; j++)
+            ensure_dense(k, n->aux[j]);
+    }
 }
 
 static int64_t make_backward(maker *k)
 {
+    static const tpl_stage turn[TPL_STAGES] = {
+        [TPL_AFTER] = TPL_BEFORE, [TPL_EXPERTS] = TPL_EXPERTS, [TPL_BEFORE] = TPL_AFTER
+    };
     start_program(k, PROGRAM_BACKWARD);
+    k->stage = TPL_BEFORE;
     for (int i = 0; i < MT_UNIT_MAX_IO; i++)
         if (k->g->out[i] != MT_NONE && k->g->values[k->g->out[i]].shape.kind == MT_KIND_COMPUTE) {
             k->grad[k->g->out[i]] = (place){ REGION_D_OUT + i, 0, 0 };
             k->written[k->g->out[i]] = true;
         }
-    for (int32_t i = k->g->n_nodes - 1; i >= 0 && k->status == MT_OK; i--)
+    for (int32_t i = k->g->n_nodes - 1; i >= 0 && k->status == MT_OK; i--) {
+        tpl_stage stage = k->cut ? turn[k->g->nodes[i].stage] : TPL_BEFORE;
+        if (k->stage == TPL_BEFORE && stage == TPL_EXPERTS)
+            ensure_dense_of_experts(k);
+        k->stage = stage;
         if (!k->g->nodes[i].skipped)
             backward_node(k, i);
+    }
     for (int i = 0; i < MT_UNIT_MAX_IO; i++) {
         k->p->d_in_place[i] = -1;
         if (k->g->in[i] == MT_NONE)
@@ -584,33 +659,6 @@ static int64_t make_backward(maker *k)
             k->p->d_in_place[i] = at->where - REGION_D_OUT;
     }
     return finish_program(k, PROGRAM_BACKWARD);
-}
-
-/* Offsets of slots on the device, where gathered tables are only as long as they need be. */
-static void lay_out_device(tpl_plan *p)
-{
-    int64_t at = 0, size = mt_dtype_size(p->bounds.compute);
-    int64_t stat = mt_dtype_size(kind_dtype(p->bounds.compute, MT_KIND_STAT));
-    const struct tpl_graph *g = p->t->graph;
-    int64_t shift = 0;
-    for (int pass = 0; pass < 3; pass++)
-        for (int32_t i = 0; i < g->n_params; i++) {
-            const tpl_param *t = &g->params[i];
-            int of = t->info.flags & MT_PARAM_ALIAS ? 2 : t->gathered ? 1 : 0;
-            if (of != pass)
-                continue;
-            p->slot_offset[i] = t->offset - shift;
-            int64_t elems = t->elems;
-            if (t->gathered) {
-                elems = p->bounds.gather_rows * t->info.cols;
-                shift += align_up(t->elems, TPL_PARAM_ALIGN) - align_up(elems, TPL_PARAM_ALIGN);
-            }
-            if (p->slot_offset[i] + elems > at)
-                at = p->slot_offset[i] + elems;
-        }
-    p->device_elems = align_up(at, TPL_PARAM_ALIGN);
-    p->weight_bytes = align_up(p->device_elems * size, REGION_ALIGN);
-    p->grad_bytes = align_up(p->device_elems * stat, REGION_ALIGN);
 }
 
 static mt_status make_programs(maker *k)
@@ -627,7 +675,7 @@ static mt_status make_programs(maker *k)
     if (!k->saved_at || !k->at || !k->grad || !k->written || !k->consumed || !k->made ||
         !k->param_done)
         return MT_ERR_NOMEM;
-    mt_status status = graph_choose(k->g, p->policy, &k->mem, &k->choice);
+    mt_status status = graph_choose(k->g, p->policy, k->cut, &k->mem, &k->choice);
     if (status != MT_OK)
         return status;
     for (mt_val v = 0; v < k->g->n_values; v++)
@@ -648,11 +696,13 @@ static mt_status make_programs(maker *k)
 mt_status tpl_plan_create(const tpl *t, tpl_policy policy, const tpl_bounds *bounds,
                           const mt_backend *backend, void *device, tpl_plan **ret)
 {
+    if (bounds->segment_parts < 0 || (bounds->segment_parts > 0 && t->parts == 1))
+        return status_set(MT_ERR_INTERNAL, "template '%s' cannot be cut at experts", t->name);
     if (bounds->tokens < 1 || bounds->documents < 1 || (int)policy < 0 ||
         (int)policy >= (int)TPL_POLICIES)
         return status_set(MT_ERR_INTERNAL,
                           "template '%s': a plan needs at least a token and a document", t->name);
-    maker k = { .g = t->graph };
+    maker k = { .g = t->graph, .cut = bounds->segment_parts > 0 };
     mt_status status = MT_ERR_NOMEM;
     tpl_plan *p = calloc(1, sizeof *p);
     if (!p)
@@ -664,12 +714,12 @@ mt_status tpl_plan_create(const tpl *t, tpl_policy policy, const tpl_bounds *bou
                      .loss_offset = { -1, -1 },
                      .backend = backend,
                      .device = device };
-    p->slot_offset = calloc((size_t)t->n_params + 1, sizeof *p->slot_offset);
     for (int i = 0; i < 3; i++)
         p->program[i] = calloc(1, sizeof *p->program[i]);
-    if (!p->slot_offset || !p->program[0] || !p->program[1] || !p->program[2])
+    if (!p->program[0] || !p->program[1] || !p->program[2])
         goto out;
-    lay_out_device(p);
+    if ((status = segment_lay_out(p)) != MT_OK)
+        goto out;
     for (int i = 0; i < MT_UNIT_MAX_IO; i++) {
         if (t->graph->in[i] != MT_NONE)
             p->in_bytes[i] = value_bytes(p, t->graph->in[i]);
@@ -698,5 +748,7 @@ void tpl_plan_destroy(tpl_plan *p)
             free(p->program[i]);
         }
     free(p->slot_offset);
+    free(p->segment);
+    free(p->slice);
     free(p);
 }

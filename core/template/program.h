@@ -16,6 +16,7 @@ typedef enum region {
     REGION_SAVED,
     REGION_WORK,
     REGION_STATE,
+    REGION_CARRY,
     REGION_IN,
     REGION_OUT = REGION_IN + MT_UNIT_MAX_IO,
     REGION_D_OUT = REGION_OUT + MT_UNIT_MAX_IO,
@@ -34,6 +35,7 @@ typedef struct ref {
 typedef struct step {
     int32_t node; /* -1: copy in[0] to out[0], whole tensors */
     bool backward;
+    tpl_stage stage;
     uint32_t accumulate; /* bit i: d_in[i] is added to */
     uint32_t
         accumulate_later; /* bit i: d_in[i] is added to after the first micro-batch of a group */
@@ -53,5 +55,11 @@ struct tpl_program {
  * may be NULL; then present operands point to a dummy. */
 void program_fill_call(const tpl_plan *p, const step *s, void *const *base, const mt_batch *batch,
                        mt_pass pass, mt_op_call *ret);
+
+/* Where every slot lies in which segment: fills those members of p. */
+mt_status segment_lay_out(tpl_plan *p);
+
+/* Narrows a call of an operation by expert to the experts of a segment. */
+void segment_take_experts(const tpl_plan *p, int32_t segment, mt_op_call *c);
 
 #endif

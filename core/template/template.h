@@ -20,6 +20,11 @@ enum { TPL_POLICIES = 3 };
 /* "keep", "select", "input". */
 const char *tpl_policy_name(tpl_policy p);
 
+/* The parts of a program that is cut at the experts, in order of execution; in backward `before` is
+ * what comes before the experts' backward. A program that is not cut is all `before`. */
+typedef enum tpl_stage { TPL_BEFORE = 0, TPL_EXPERTS = 1, TPL_AFTER = 2 } tpl_stage;
+enum { TPL_STAGES = 3 };
+
 /* Alignment, in elements, of parameters that start a group in the flat layout. */
 enum { TPL_PARAM_ALIGN = 64 };
 
@@ -30,6 +35,7 @@ typedef struct tpl_param {
     int64_t offset;     /* elements from the start of the flat layout */
     int64_t elems;      /* rows * cols, or cols for a vector */
     bool gathered;      /* rows are picked by the batch; last among the owned slots */
+    int32_t parts;      /* equal parts in which it may be streamed: t->parts, or 1 */
 } tpl_param;
 
 /* A parameter as sources (mt_source) see it: so many matrices of so many rows and columns. A vector
@@ -54,7 +60,8 @@ typedef struct tpl {
     double recompute_attn_flops[TPL_POLICIES]; /* per pair, likewise */
     double attn_flops_per_pair;                /* forward, summed over attention operations */
     int64_t attn_window;                       /* the widest; 0: unlimited */
-    struct tpl_graph *graph;                   /* private */
+    int32_t parts; /* equal parts of the experts, each of which may be a segment; 1: none may */
+    struct tpl_graph *graph; /* private */
 } tpl;
 
 /* Builds and derives. Errors name the template and the operation. [main] */
@@ -62,16 +69,35 @@ mt_status tpl_create(const char *name, mt_build_fn build, const void *arch, cons
                      tpl **ret);
 void tpl_destroy(tpl *t); /* accepts NULL */
 
+/* Elements of one part of all stacks together; 0 where t->parts is 1. [pure] */
+int64_t tpl_part_elems(const tpl *t);
+
 /* ---- a plan: offsets and bytes for given bounds -----------------------------------------------
  */
 
 typedef struct tpl_bounds {
-    int64_t tokens;      /* most tokens of a micro-batch */
-    int64_t documents;   /* most documents of a micro-batch */
-    int64_t gather_rows; /* most distinct rows of a gathered table on the device at once */
-    mt_dtype compute;    /* MT_F32, MT_BF16; MT_F64 in gradient checks */
-    int64_t context;     /* most tokens of a document that is generated; 0: none is */
+    int64_t tokens;        /* most tokens of a micro-batch */
+    int64_t documents;     /* most documents of a micro-batch */
+    int64_t gather_rows;   /* most distinct rows of a gathered table on the device at once */
+    mt_dtype compute;      /* MT_F32, MT_BF16; MT_F64 in gradient checks */
+    int64_t context;       /* most tokens of a document that is generated; 0: none is */
+    int32_t segment_parts; /* parts of the experts that are streamed together; 0: all of the unit */
 } tpl_bounds;
+
+/* Elements [first, first + n) of a slot in a segment, `parts` parts of it. */
+typedef struct tpl_slice {
+    int32_t slot, parts;
+    int64_t first, n;
+    int64_t at;  /* elements from the start of the segment */
+    int32_t sum; /* number of its first part among all parts of the unit */
+} tpl_slice;
+
+/* What is on the device at once, by ascending `at`. */
+typedef struct tpl_segment {
+    int64_t elems; /* with padding */
+    int32_t n_slices;
+    tpl_slice *slice;
+} tpl_segment;
 
 /* Exact bytes for these bounds; every region is used from offset 0 and 256-byte aligned. A plan
  * serves every micro-batch within its bounds. */
@@ -86,6 +112,7 @@ typedef struct tpl_plan {
         weight_bytes;   /* flat parameters in the compute dtype (gathered ones: gather_rows rows) */
     int64_t grad_bytes; /* flat gradients in the statistics dtype */
     int64_t saved_bytes;         /* a micro-batch, from its forward to its backward */
+    int64_t carry_bytes;         /* a micro-batch, from one stage of a pass to the next */
     int64_t work_bytes[2];       /* scratch of a train/eval forward, of a backward */
     int64_t generate_work_bytes; /* scratch of prefill and decode */
     int64_t state_bytes;         /* what generation keeps of a document from call to call */
@@ -93,9 +120,17 @@ typedef struct tpl_plan {
     /* d_in[i] is formed in the memory of d_out[d_in_place[i]]: give the same pointer for both;
      * -1: d_in[i] needs its own memory. */
     int32_t d_in_place[MT_UNIT_MAX_IO];
-    int64_t *slot_offset;           /* [n_params] device offset of each slot in elements (equals
-                                     * tpl_param.offset unless a gathered slot made the layout shorter) */
-    int64_t device_elems;           /* elements of the device layout */
+    /* [n_params] device offset of each slot in elements, in its segment (equals tpl_param.offset
+     * unless a gathered slot or a cut made the layout shorter) */
+    int64_t *slot_offset;
+    int64_t device_elems; /* of the device layout, all segments together */
+    int64_t buffer_elems; /* of the largest segment */
+    /* Segment 0 is the whole unit, or where it is cut all but the experts, which the others hold.
+     */
+    int32_t n_segments;
+    tpl_segment *segment;
+    tpl_slice *slice;               /* of all segments */
+    int32_t n_sums;                 /* parts of all slices */
     struct tpl_program *program[3]; /* forward, backward, generate; private */
     const mt_backend *backend;
     void *device;
@@ -113,8 +148,8 @@ void tpl_plan_destroy(tpl_plan *p); /* accepts NULL */
  * `out` and `saved` must still hold in backward what forward left there. An evaluation or
  * generation pass reads neither `grads` nor `saved`. */
 typedef struct tpl_binding {
-    void *weights;   /* weight_bytes */
-    void *grads;     /* grad_bytes; train passes only */
+    void *weights;   /* weight_bytes; those of `segment` */
+    void *grads;     /* grad_bytes; train passes only; those of `segment` */
     bool accumulate; /* add to `grads`; false: the first micro-batch of a group overwrites */
     void *in[MT_UNIT_MAX_IO], *out[MT_UNIT_MAX_IO];
     void *d_out[MT_UNIT_MAX_IO]; /* backward; contents are used up */
@@ -123,6 +158,12 @@ typedef struct tpl_binding {
     void *work;
     void *state;  /* state_bytes; prefill and decode only */
     int64_t used; /* prefill and decode: tokens of the document in `state` */
+    /* Where the unit is cut. A pass runs `before` with segment 0, `experts` with every other
+     * segment, in any order, then `after`: in forward no parameter is read there, in backward it
+     * wants segment 0 again, and only there are its gradients formed. */
+    tpl_stage stage;
+    int32_t segment;
+    void *carry; /* carry_bytes of this micro-batch */
 } tpl_binding;
 
 /* Enqueue one micro-batch through the unit. Parameters that a pass over the whole template gives

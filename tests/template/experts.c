@@ -62,7 +62,7 @@ static void two_of_eight(void)
     const zoo_entry *z = zoo_find("experts, sigmoid");
     tpl *t = NULL;
     tpl_plan *p = NULL;
-    tpl_bounds bounds = { T, 1, 1, MT_F32, 0 };
+    tpl_bounds bounds = { T, 1, 1, MT_F32, 0, 0 };
     CHECK(tpl_create("experts", z->build, NULL, &m, &t) == MT_OK, "%s", status_text());
     CHECK(t && tpl_plan_create(t, TPL_SELECT, &bounds, backend, device, &p) == MT_OK, "%s",
           status_text());
@@ -146,7 +146,7 @@ static void slices_cost_nothing(void)
     for (int64_t unused = 0; unused < 2; unused++) {
         tpl *t = NULL;
         tpl_plan *p = NULL;
-        tpl_bounds bounds = { 64, 1, 1, MT_F32, 0 };
+        tpl_bounds bounds = { 64, 1, 1, MT_F32, 0, 0 };
         CHECK(tpl_create("halves", halves, NULL, &unused, &t) == MT_OK &&
                   tpl_plan_create(t, TPL_KEEP, &bounds, backend, device, &p) == MT_OK,
               "%s", status_text());

@@ -36,7 +36,7 @@ static void saved_bytes(void)
     CHECK(tpl_create(z->name, z->build, NULL, z->arg, &t) == MT_OK, "%s", status_text());
     for (mt_dtype dtype = MT_F32; dtype <= MT_BF16; dtype++)
         for (int64_t tokens = 1; tokens < 200; tokens += 66) {
-            tpl_bounds bounds = { tokens, 1, 1, dtype, 0 };
+            tpl_bounds bounds = { tokens, 1, 1, dtype, 0, 0 };
             int64_t c = mt_dtype_size(dtype), n = tokens;
             int64_t gemms = padded(n * 48 * c) + padded(n * 24 * c) + padded(n * 10 * c) +
                             padded(n * 26 * c) + padded(n * 10 * c);
