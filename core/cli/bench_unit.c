@@ -459,6 +459,7 @@ static int run_bench_unit(const cli_command *self, int argc, char **argv)
         st = report_check(json);
     if (st == MT_OK) {
         run->groups = 1;
+        run->segment_bytes = 0; /* times are those of a unit's one copy each way */
         st = bench(&s, run, &q, &r);
     }
     if (st == MT_OK && json)

@@ -95,6 +95,8 @@ static mt_status create_tables(engine *e)
 {
     size_t n = (size_t)e->m->n_params;
     e->unit = calloc((size_t)e->m->n_units, sizeof *e->unit);
+    e->piece = calloc((size_t)e->l.n_pieces, sizeof *e->piece);
+    e->visit = calloc((size_t)e->l.n_visits, sizeof *e->visit);
     e->plane = calloc(n, sizeof *e->plane);
     e->narrow = calloc(n, sizeof *e->narrow);
     e->contributors = calloc(n, sizeof *e->contributors);
@@ -104,8 +106,9 @@ static mt_status create_tables(engine *e)
     e->positions = calloc((size_t)e->l.tokens, sizeof *e->positions);
     e->complete = calloc(n, sizeof *e->complete);
     e->time.event = malloc((size_t)e->l.n_events * sizeof *e->time.event);
-    if (!e->unit || !e->plane || !e->narrow || !e->contributors || !e->block_base ||
-        !e->pack_offset || !e->landed || !e->positions || !e->complete || !e->time.event)
+    if (!e->unit || !e->piece || !e->visit || !e->plane || !e->narrow || !e->contributors ||
+        !e->block_base || !e->pack_offset || !e->landed || !e->positions || !e->complete ||
+        !e->time.event)
         return status_nomem("the engine's tables", n * sizeof *e->plane);
     /* Touched now, so that no step makes the process grow. */
     memset(e->time.event, 0xff, (size_t)e->l.n_events * sizeof *e->time.event);
@@ -116,10 +119,10 @@ static mt_status create_tables(engine *e)
     e->loss_host = e->region[LAYOUT_HOST_LOSS];
     if (e->training) {
         e->sums_dev = e->region[LAYOUT_REDUCTIONS];
-        e->sum_scratch = (char *)e->region[LAYOUT_REDUCTIONS] + layout_align(e->l.n_slots * 8);
+        e->sum_scratch = (char *)e->region[LAYOUT_REDUCTIONS] + layout_align(e->l.n_sums * 8);
         e->sums_host = e->region[LAYOUT_HOST_REDUCTIONS];
         e->blocks =
-            (double *)((char *)e->region[LAYOUT_HOST_REDUCTIONS] + layout_align(e->l.n_slots * 8));
+            (double *)((char *)e->region[LAYOUT_HOST_REDUCTIONS] + layout_align(e->l.n_sums * 8));
     }
     return MT_OK;
 }
@@ -234,6 +237,8 @@ void engine_destroy(engine *e)
             e->b->host_free(e->dev, e->region[r], e->l.bytes[r]);
     }
     free(e->unit);
+    free(e->piece);
+    free(e->visit);
     free(e->plane);
     free(e->narrow);
     free(e->contributors);
@@ -343,6 +348,22 @@ static void run_step(engine *e, const step_batch *batch, bool update,
     e->traffic.end_event = atomic_load(&e->time.next);
 }
 
+/* Sum of the squares of what slot k of unit u got on the device, part by part: the same whatever
+ * segments they came in. */
+static double slot_squares(const engine *e, int32_t u, int32_t k)
+{
+    const tpl_plan *t = e->p->tpl[u];
+    const double *sums = e->sums_host + e->unit[u].sum_base;
+    double sum = 0;
+    for (int32_t i = 0; i < t->n_segments; i++)
+        for (int32_t j = 0; j < t->segment[i].n_slices; j++) {
+            const tpl_slice *slice = &t->segment[i].slice[j];
+            for (int32_t part = 0; part < slice->parts && slice->slot == k; part++)
+                sum += sums[slice->sum + part];
+        }
+    return sum;
+}
+
 /* The global L2 norm, in double: parameters with one contribution were summed on the device, the
  * others are summed where their contributions were added up. */
 static double grad_norm(engine *e)
@@ -362,7 +383,7 @@ static double grad_norm(engine *e)
             int32_t i = m->units[u].slot[k];
             const model_param *p = &m->params[i];
             if (e->landed[i] == 1) {
-                sum += e->sums_host[e->unit[u].slot_base + k];
+                sum += slot_squares(e, u, (int32_t)k);
             } else if (e->landed[i] > 1 && p->unit == u &&
                        !(m->units[u].t->params[k].info.flags & MT_PARAM_ALIAS)) {
                 int64_t slice = layout_slice(p, e->l.slab_elems);

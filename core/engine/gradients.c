@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The lander: takes the gradients of units off the device, in slices, and hands them on. With a
+ * The lander: takes the gradients of pieces off the device, in slices, and hands them on. With a
  * gradient plane the first contribution of a step is copied there and later ones are added in
  * order; without one, slices go by slab straight to the optimizer, during backward or, where they
  * are held for their norm, once that is known. Alone feeds the copy-out queue.
@@ -37,20 +37,24 @@ void step_sum_loss(engine *e)
         s->discard = true;
 }
 
-/* With immediate updates: is the loss finite, and this unit's gradient? Its sums of squares were
+/* With immediate updates: is the loss finite, and this piece's gradient? Its sums of squares were
  * copied out on the compute queue before the gradients were called ready. */
-static void check_unit(engine *e, int32_t unit)
+static void check_piece(engine *e, int32_t index)
 {
     step_sum_loss(e);
     if (e->step.discard)
         return;
-    const model_unit *u = &e->m->units[unit];
-    for (uint32_t k = 0; k < u->t->n_params; k++) {
-        bool frozen = e->m->params[u->slot[k]].flags & MT_PARAM_FROZEN;
-        if (!frozen && !isfinite(e->sums_host[e->unit[unit].slot_base + k])) {
-            e->step.bad_unit = unit;
-            e->step.discard = true;
-        }
+    int32_t unit = e->piece[index].unit;
+    const tpl_segment *s = piece_segment(e, index);
+    const double *sums = e->sums_host + e->unit[unit].sum_base;
+    for (int32_t i = 0; i < s->n_slices; i++) {
+        const tpl_slice *slice = &s->slice[i];
+        bool frozen = e->m->params[piece_param(e, index, slice)].flags & MT_PARAM_FROZEN;
+        for (int32_t k = 0; k < slice->parts && !frozen; k++)
+            if (!isfinite(sums[slice->sum + k])) {
+                e->step.bad_unit = unit;
+                e->step.discard = true;
+            }
     }
 }
 
@@ -111,15 +115,6 @@ static void copy_slice(engine *e, work w, const char *src, int64_t n)
 /* ---- one landing -----------------------------------------------------------------------------
  */
 
-typedef struct contribution {
-    int32_t param;
-    bool first;  /* of this step */
-    bool again;  /* an earlier slot of the same unit contributes too */
-    bool update; /* the last one of this step, and updates are immediate */
-    bool held;   /* the only one, and its update has been announced */
-    update_params params;
-} contribution;
-
 /* Contributions are added in the order in which they were formed: earlier ones come first. */
 static void finish_earlier(engine *e, const contribution *c)
 {
@@ -140,19 +135,20 @@ static void land_dense(engine *e, const contribution *c, const char *src)
     if (plane && c->first && e->l.grad_size == 4)
         whole = plane;
     if (whole) {
+        int64_t bytes = (c->end - c->begin) * e->l.grad_size;
         chaos_delay(e, e->q_out, &e->lander_rng);
-        e->traffic.out_bytes += p->elems * e->l.grad_size;
-        e->b->copy_out(e->dev, e->q_out, whole, src, p->elems * e->l.grad_size);
+        e->traffic.out_bytes += bytes;
+        e->b->copy_out(e->dev, e->q_out, (char *)whole + c->begin * e->l.grad_size, src, bytes);
         enqueued(e, e->q_out);
         if (c->update)
-            e->complete[e->n_complete++] = c->param;
+            e->complete[e->n_complete++] = *c;
         return;
     }
     if (!c->first)
         finish_earlier(e, c);
     int64_t slice = layout_slice(p, e->l.slab_elems);
-    for (int64_t first = 0; first < p->elems; first += slice) {
-        int64_t n = p->elems - first < slice ? p->elems - first : slice;
+    for (int64_t first = c->begin; first < c->end; first += slice) {
+        int64_t n = c->end - first < slice ? c->end - first : slice;
         copy_slice(e,
                    (work){ .kind = plane ? WORK_ADD : WORK_UPDATE_SLAB,
                            .param = c->param,
@@ -163,7 +159,7 @@ static void land_dense(engine *e, const contribution *c, const char *src)
                            .then_update = plane && c->update,
                            .announced = c->held,
                            .update = c->params },
-                   src + first * e->l.grad_size, n);
+                   src + (first - c->begin) * e->l.grad_size, n);
     }
 }
 
@@ -198,42 +194,56 @@ static void land_rows(engine *e, const contribution *c, const char *src, int32_t
     }
 }
 
-static bool used_before(const model_unit *u, uint32_t slot)
+static bool used_before(const engine *e, int32_t piece, int32_t slice)
 {
-    for (uint32_t k = 0; k < slot; k++)
-        if (u->slot[k] == u->slot[slot])
+    const tpl_segment *s = piece_segment(e, piece);
+    for (int32_t k = 0; k < slice; k++)
+        if (piece_param(e, piece, &s->slice[k]) == piece_param(e, piece, &s->slice[slice]))
             return true;
     return false;
 }
 
-/* What slot k of the unit contributes as its gradients are complete. */
-static contribution contribute(engine *e, const landing *l, uint32_t k)
+/* Contributions of this step to the slice's parameter, this one included. Segments of a unit land
+ * one after the other, the last one first, and each brings its share of the same contribution. */
+static int32_t count_contribution(engine *e, int32_t piece, int32_t param)
 {
-    const model_unit *u = &e->m->units[l->unit];
+    const tpl_plan *t = e->p->tpl[e->piece[piece].unit];
+    int32_t segment = e->piece[piece].segment;
+    if (segment == 0 || segment == t->n_segments - 1)
+        e->landed[param]++;
+    return e->landed[param];
+}
+
+/* What slice k of the piece contributes as its gradients are complete. */
+static contribution contribute(engine *e, const landing *l, int32_t k)
+{
     int64_t shares = e->p->device_sums ? 1 : e->step.seq.n_groups; /* of a slot, in a step */
-    int32_t param = u->slot[k];
-    int64_t count = ++e->landed[param];
+    int32_t param = piece_param(e, l->piece, &piece_segment(e, l->piece)->slice[k]);
+    int32_t count = count_contribution(e, l->piece, param);
     return (contribution){ .param = param,
                            .first = count == 1,
-                           .again = used_before(u, k),
+                           .again = used_before(e, l->piece, k),
                            .update = e->step.immediate && count == e->contributors[param] * shares,
                            .params = l->update };
 }
 
 /* While the next step runs nothing of e->step may be looked at: held gradients are complete, and
  * known to be finite. */
-static void land_slot(engine *e, const landing *l, uint32_t k)
+static void land_slice(engine *e, const landing *l, int32_t k)
 {
-    int32_t param = e->m->units[l->unit].slot[k];
+    const tpl_slice *slice = &piece_segment(e, l->piece)->slice[k];
+    const tpl *t = e->m->units[e->piece[l->piece].unit].t;
+    int32_t param = piece_param(e, l->piece, slice);
     bool stays = stays_for_norm(e, param);
     contribution c = { .param = param, .first = true, .held = true, .params = l->update };
     if (!l->held)
         c = contribute(e, l, k);
     if (stays != l->held)
         return;
-    const tpl_plan *t = e->p->tpl[l->unit];
-    const char *src = (const char *)e->grads[l->buffer].data + t->slot_offset[k] * e->l.grad_size;
-    if (t->t->params[k].gathered)
+    c.begin = slice->first;
+    c.end = slice->first + slice->n;
+    const char *src = (const char *)e->grads[l->buffer].data + slice->at * e->l.grad_size;
+    if (t->params[slice->slot].gathered)
         land_rows(e, &c, src, l->set);
     else
         land_dense(e, &c, src);
@@ -241,20 +251,20 @@ static void land_slot(engine *e, const landing *l, uint32_t k)
 
 static void land(engine *e, const landing *l, int64_t number)
 {
-    const model_unit *u = &e->m->units[l->unit];
+    const tpl_segment *s = piece_segment(e, l->piece);
     grad_buffer *g = &e->grads[l->buffer];
 
     chaos_delay(e, e->q_out, &e->lander_rng);
     e->b->event_wait(e->dev, e->q_out, g->ready);
-    g->copy_out = time_begin(e, e->q_out, TRACK_OUT, EVENT_COPY_OUT, l->unit, -1);
+    g->copy_out = time_begin(e, e->q_out, TRACK_OUT, EVENT_COPY_OUT, e->piece[l->piece].unit, -1);
     if (!l->held && l->last_group && e->step.immediate) {
         /* Nothing may be handed to the optimizer before both are known to be finite. */
         e->b->event_sync(e->dev, g->ready);
-        check_unit(e, l->unit);
+        check_piece(e, l->piece);
     }
-    for (uint32_t k = 0; k < u->t->n_params; k++)
-        if (!(e->m->params[u->slot[k]].flags & MT_PARAM_FROZEN))
-            land_slot(e, l, k);
+    for (int32_t k = 0; k < s->n_slices; k++)
+        if (!(e->m->params[piece_param(e, l->piece, &s->slice[k])].flags & MT_PARAM_FROZEN))
+            land_slice(e, l, k);
     time_end(e, e->q_out, g->copy_out);
     if (l->held == e->p->held)
         chaos_poison(e, e->q_out, g->data, g->bytes);
@@ -268,14 +278,14 @@ static void land(engine *e, const landing *l, int64_t number)
     while (e->flight_head < e->flight_tail)
         land_oldest(e);
     e->b->event_sync(e->dev, g->free);
-    for (int32_t i = 0; i < e->n_complete; i++) {
-        const model_param *p = &e->m->params[e->complete[i]];
-        if (!e->step.discard)
-            pool_submit(e, &(work){ .kind = WORK_UPDATE_PLANE,
-                                    .param = e->complete[i],
-                                    .end = p->elems,
-                                    .slice = layout_slice(p, e->l.slab_elems),
-                                    .update = e->step.params });
+    for (int32_t i = 0; i < e->n_complete && !e->step.discard; i++) {
+        const contribution *c = &e->complete[i];
+        pool_submit(e, &(work){ .kind = WORK_UPDATE_PLANE,
+                                .param = c->param,
+                                .first = c->begin,
+                                .end = c->end,
+                                .slice = layout_slice(&e->m->params[c->param], e->l.slab_elems),
+                                .update = e->step.params });
     }
     e->n_complete = 0;
 
@@ -323,8 +333,8 @@ mt_status lander_start(engine *e)
         st = e->b->event_create(e->dev, &e->slab_event[i]);
     for (int64_t i = 0; i < e->l.n_grads && st == MT_OK; i++) {
         grad_buffer *g = &e->grads[i];
-        g->bytes =
-            e->l.own_grads ? layout_leave_bytes(e->p->tpl[i], e->l.grad_size) : e->l.grad_stride;
+        const tpl_segment *s = e->l.own_grads ? piece_segment(e, (int32_t)i) : NULL;
+        g->bytes = s ? layout_leave_bytes(s, e->l.grad_size) : e->l.grad_stride;
         g->data = e->l.leave_sums ? (char *)lander_sums(e, (int32_t)i, NULL) : data;
         data += e->l.leave_sums ? 0 : g->bytes;
         g->copy_out = -1;
@@ -367,20 +377,20 @@ void lander_stop(engine *e)
 /* ---- the main thread's side ------------------------------------------------------------------
  */
 
-float *lander_sums(const engine *e, int32_t unit, const grad_buffer *g)
+float *lander_sums(const engine *e, int32_t piece, const grad_buffer *g)
 {
     if (e->p->device_sums)
-        return (float *)((char *)e->region[LAYOUT_GRAD_SUMS] + e->unit[unit].sum_offset);
+        return (float *)((char *)e->region[LAYOUT_GRAD_SUMS] + e->piece[piece].sum_offset);
     if (e->l.grad_size == 2) /* behind the buffers that gradients leave from */
         return (float *)((char *)e->region[LAYOUT_GRADS] + e->l.leave_bytes);
     return g->data;
 }
 
-/* The buffer that the unit's gradients will leave from; compute has been told to wait until its
+/* The buffer that the piece's gradients will leave from; compute has been told to wait until its
  * former contents are out. */
-grad_buffer *lander_acquire(engine *e, int32_t unit, int32_t *ret_index)
+grad_buffer *lander_acquire(engine *e, int32_t piece, int32_t *ret_index)
 {
-    int32_t i = e->l.own_grads ? unit : (int32_t)(e->next_grad++ % e->l.n_grads);
+    int32_t i = e->l.own_grads ? piece : (int32_t)(e->next_grad++ % e->l.n_grads);
     grad_buffer *g = &e->grads[i];
     pthread_mutex_lock(&e->lock);
     /* A wait means the record before it, so `free` must have been recorded. */
@@ -396,7 +406,7 @@ static void give(engine *e, const landing *l)
 {
     int64_t number = e->landings_given + 1;
     e->grads[l->buffer].landing = number;
-    if (e->unit[l->unit].gathers)
+    if (e->unit[e->piece[l->piece].unit].gathers)
         e->set[l->set].landing = number;
     if (e->serial) {
         e->landings_given = number;
@@ -418,11 +428,11 @@ void lander_submit(engine *e, const landing *l)
     give(e, l);
 }
 
-static bool any_stays(const engine *e, int32_t unit)
+static bool any_stays(const engine *e, int32_t piece)
 {
-    const model_unit *u = &e->m->units[unit];
-    for (uint32_t k = 0; k < u->t->n_params; k++)
-        if (stays_for_norm(e, u->slot[k]))
+    const tpl_segment *s = piece_segment(e, piece);
+    for (int32_t k = 0; k < s->n_slices; k++)
+        if (stays_for_norm(e, piece_param(e, piece, &s->slice[k])))
             return true;
     return false;
 }
@@ -436,10 +446,10 @@ static int32_t last_set(const engine *e)
 
 void lander_release(engine *e)
 {
-    for (int32_t u = 0; u < e->m->n_units; u++)
-        if (any_stays(e, u))
-            give(e, &(landing){ .unit = u,
-                                .buffer = u,
+    for (int32_t i = 0; i < e->l.n_pieces; i++)
+        if (any_stays(e, i))
+            give(e, &(landing){ .piece = i,
+                                .buffer = i,
                                 .set = last_set(e),
                                 .held = true,
                                 .update = e->step.params });
@@ -455,26 +465,28 @@ static void read_slice(engine *e, float *dst, const char *src, int64_t n)
     pool_release_slab(e, slab);
 }
 
-static void read_param(engine *e, float *dst, const model_param *p, const char *src, bool rows)
+/* The slice of parameter p whose gradients are at src; dst is the whole parameter's. */
+static void read_param(engine *e, float *dst, const model_param *p, const tpl_slice *part,
+                       const char *src)
 {
     const group_set *s = &e->set[last_set(e)];
     int64_t slice = layout_slice(p, e->l.slab_elems);
-    for (int64_t r = 0; rows && r < s->n_rows; r++)
+    for (int64_t r = 0; p->gathered && r < s->n_rows; r++)
         read_slice(e, dst + s->rows[r] * p->cols, src + r * p->cols * e->l.grad_size, p->cols);
-    for (int64_t i = 0; !rows && i < p->elems; i += slice)
-        read_slice(e, dst + i, src + i * e->l.grad_size,
-                   p->elems - i < slice ? p->elems - i : slice);
+    for (int64_t i = 0; !p->gathered && i < part->n; i += slice)
+        read_slice(e, dst + part->first + i, src + i * e->l.grad_size,
+                   part->n - i < slice ? part->n - i : slice);
 }
 
 void lander_read(engine *e, float *const *ret_grads)
 {
-    for (int32_t u = 0; u < e->m->n_units; u++)
-        for (uint32_t k = 0; k < e->m->units[u].t->n_params; k++) {
-            const tpl_plan *t = e->p->tpl[u];
-            int32_t i = e->m->units[u].slot[k];
-            const char *src = (const char *)e->grads[u].data + t->slot_offset[k] * e->l.grad_size;
-            if (stays_for_norm(e, i))
-                read_param(e, ret_grads[i], &e->m->params[i], src, t->t->params[k].gathered);
+    for (int32_t i = 0; i < e->l.n_pieces; i++)
+        for (int32_t k = 0; k < piece_segment(e, i)->n_slices; k++) {
+            const tpl_slice *slice = &piece_segment(e, i)->slice[k];
+            int32_t param = piece_param(e, i, slice);
+            const char *src = (const char *)e->grads[i].data + slice->at * e->l.grad_size;
+            if (stays_for_norm(e, param))
+                read_param(e, ret_grads[param], &e->m->params[param], slice, src);
         }
 }
 

@@ -122,8 +122,8 @@ typedef struct pool {
 typedef struct weight_buffer {
     void *data;
     void *loaded, *used; /* events: copied in; the last compute that read it */
-    int32_t unit;        /* -1: empty */
-    int64_t key;         /* what of the unit it holds: gathered rows of group `key` */
+    int32_t piece;       /* -1: empty */
+    int64_t key;         /* what of it: gathered rows of group `key` */
     uint64_t version;    /* of the store */
     int64_t copy_in;     /* timeline index */
     uint64_t blocked_from, blocked_to;
@@ -153,27 +153,52 @@ typedef struct group_set {
 } group_set;
 
 typedef struct landing {
-    int32_t unit, buffer, set;
+    int32_t piece, buffer, set;
     bool last_group;
     bool held; /* of those gradients that stayed for the norm; else of the others */
     update_params update;
 } landing;
 
+/* Gradients of a piece's slice, on their way into those of a step. */
+typedef struct contribution {
+    int32_t param;
+    int64_t begin, end; /* elements */
+    bool first;         /* of this step */
+    bool again;         /* an earlier slot of the same piece contributes too */
+    bool update;        /* the last one of this step, and updates are immediate */
+    bool held;          /* the only one, and its update has been announced */
+    update_params params;
+} contribution;
+
+/* What is streamed at once: a unit, or a segment of one that is cut. */
+typedef struct piece_info {
+    int32_t unit, segment;
+    bool trains;        /* any slot gets a gradient */
+    int64_t sum_offset; /* bytes into the gradient sums */
+} piece_info;
+
+/* A piece's turn in the order of compute. A unit that is cut has several: in forward its dense part
+ * and then the experts, in backward the dense part again, the experts, and the dense part. */
+typedef struct visit {
+    int32_t piece;
+    bool first, last; /* of the unit's in this pass */
+} visit;
+
 typedef struct unit_info {
-    int64_t dense_elems; /* owned elements that stream as one copy */
+    int32_t first_piece;
     bool gathers;
-    bool trains;           /* any slot gets a gradient */
-    int64_t sum_offset;    /* bytes into the gradient sums */
     int64_t slot_base;     /* index of its first slot among all units' */
+    int64_t sum_base;      /* of its first sum of squares */
     int64_t activation[2]; /* offset of its boundary values; bytes from one batch to the next */
     int64_t saved[2];      /* likewise of its saved region */
     int64_t value_offset[MT_UNIT_MAX_IO]; /* of each output in a batch's boundary values */
     void *state;                          /* what generation keeps */
 } unit_info;
 
-/* Order in which units run: per group forward, then (training) backward. */
+/* Positions in the order of compute: per group forward, then (training) backward; each is a visit.
+ */
 typedef struct sequence {
-    int64_t n_units, n_groups, group_length;
+    int64_t n_groups, group_length;
     int64_t first_key; /* key of the first group */
     bool backward;
 } sequence;
@@ -208,10 +233,12 @@ struct engine {
     void *region[LAYOUT_REGIONS];
     void *q_in, *q_compute, *q_out; /* one and the same when serial */
     unit_info *unit;                /* [n_units] */
+    piece_info *piece;              /* [l.n_pieces] */
+    visit *visit;                   /* [l.n_visits] those of forward, then those of backward */
     float **plane;                  /* [n_params] host gradients; both NULL: leave by slabs */
     uint16_t **narrow;              /* [n_params] the same in BF16 */
     int32_t *contributors;          /* [n_params] */
-    int64_t *pack_offset;           /* [n_slots] of gathered slots, into a set's staging */
+    int64_t *pack_offset;           /* [l.n_slots] of gathered slots, into a set's staging */
     int64_t *block_base;            /* [n_params] first partial sum of squares */
 
     weight_buffer *weights; /* [plan->weight_buffers] */
@@ -220,12 +247,13 @@ struct engine {
     int64_t next_key;                /* of the next group */
     int32_t *row_of;                 /* [vocab] packed row of a token id, -1 */
     const micro_batch **group_micro; /* [group_batches] scratch */
-    void **value;      /* [group_batches][MT_UNIT_MAX_IO] gradients of boundary values */
-    void **free_value; /* [l.n_values] the others */
+    void **value;       /* [group_batches][MT_UNIT_MAX_IO] gradients of boundary values */
+    tpl_binding *bound; /* [group_batches] those of the unit at work in backward */
+    void **free_value;  /* [l.n_values] the others */
     int64_t n_free_values;
     int64_t next_grad; /* buffer, modulo their number */
 
-    double *sums_dev, *sums_host; /* [n_slots] sums of squares of device gradients */
+    double *sums_dev, *sums_host; /* [l.n_sums] sums of squares of device gradients */
     double *blocks;               /* [n_blocks] partial sums over the plane */
     void *sum_scratch;
     float *loss_host;
@@ -252,7 +280,7 @@ struct engine {
     void *slab_event[LAYOUT_SLABS];
     work flight[LAYOUT_SLABS]; /* slabs that are being copied into, a ring */
     int64_t flight_head, flight_tail;
-    int32_t *complete; /* [n_params] parameters to update when the landing is through */
+    contribution *complete; /* [n_params] to update when the landing is through */
     int32_t n_complete;
     uint64_t lander_rng;
 
@@ -269,6 +297,19 @@ static inline bool stays_for_norm(const engine *e, int32_t param)
 
 /* engine.c: fails when the device or a worker has */
 mt_status engine_alive(engine *e);
+
+/* What a piece holds of its unit's parameters. */
+static inline const tpl_segment *piece_segment(const engine *e, int32_t piece)
+{
+    const piece_info *p = &e->piece[piece];
+    return &e->p->tpl[p->unit]->segment[p->segment];
+}
+
+/* The parameter behind a slice of the piece. */
+static inline int32_t piece_param(const engine *e, int32_t piece, const tpl_slice *s)
+{
+    return e->m->units[e->piece[piece].unit].slot[s->slot];
+}
 
 /* chaos.c: delays and poison; nothing without config.chaos */
 void chaos_delay(engine *e, void *queue, uint64_t *rng);
@@ -301,9 +342,10 @@ void pool_submit(engine *e, const work *w);
  * whoever waits for the parameter waits for them. */
 void pool_announce(engine *e, int32_t param);
 void pool_wait_param(engine *e, int32_t param);
-/* Masters of every parameter that unit u reads are up to date; true when it had to wait. */
-bool pool_updating(engine *e, int32_t unit);
-void pool_wait_updates(engine *e, int32_t unit);
+/* Is any parameter that the piece reads being updated? */
+bool pool_updating(engine *e, int32_t piece);
+/* Until masters of every parameter that the piece reads are up to date. */
+void pool_wait_updates(engine *e, int32_t piece);
 void pool_wait_idle(engine *e);
 void *pool_try_slab(engine *e);
 void *pool_wait_slab(engine *e);
@@ -319,19 +361,19 @@ mt_status stream_start(engine *e);
 void stream_stop(engine *e);
 void stream_prepare(engine *e, const micro_batch *const *micro, int64_t n, int64_t key,
                     bool with_targets);
-int32_t stream_unit_at(const sequence *s, int64_t pos);
-/* The buffer with the weights of the unit at `pos`; compute has been told to wait for them. */
+const visit *stream_visit_at(const engine *e, const sequence *s, int64_t pos);
+/* The buffer with the weights of the piece at `pos`; compute has been told to wait for them. */
 weight_buffer *stream_acquire(engine *e, const sequence *s, int64_t pos);
-/* The unit at `pos` is through; fetches ahead. */
+/* The visit at `pos` is through; fetches ahead. */
 void stream_release(engine *e, const sequence *s, int64_t pos, weight_buffer *w);
 void stream_batch(const engine *e, const group_set *s, int64_t i, mt_batch *ret);
 
 /* gradients.c */
 mt_status lander_start(engine *e);
 void lander_stop(engine *e);
-grad_buffer *lander_acquire(engine *e, int32_t unit, int32_t *ret_index);
-/* Where unit u's gradients are summed in FP32; `g` is NULL while they stay on the device. */
-float *lander_sums(const engine *e, int32_t unit, const grad_buffer *g);
+grad_buffer *lander_acquire(engine *e, int32_t piece, int32_t *ret_index);
+/* Where the piece's gradients are summed in FP32; `g` is NULL while they stay on the device. */
+float *lander_sums(const engine *e, int32_t piece, const grad_buffer *g);
 void lander_submit(engine *e, const landing *l);
 /* Lets what stayed on the device leave and be updated, in the order of the next forward; the
  * updates have been announced. */

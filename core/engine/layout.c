@@ -15,6 +15,7 @@ const char *layout_region_name(layout_region r)
         [LAYOUT_ACTIVATIONS] = "boundary activations",
         [LAYOUT_ACTIVATION_GRADS] = "boundary gradients",
         [LAYOUT_SAVED] = "saved activations",
+        [LAYOUT_CARRIED] = "activations between segments",
         [LAYOUT_WORK] = "workspace",
         [LAYOUT_BATCH] = "batches",
         [LAYOUT_LOSS] = "token losses",
@@ -73,14 +74,26 @@ int64_t layout_out_bytes(const tpl_plan *t)
     return bytes;
 }
 
-int64_t layout_sum_bytes(const tpl_plan *t)
+int64_t layout_sum_bytes(const tpl_segment *s)
 {
-    return layout_align(t->grad_bytes);
+    return layout_align(s->elems * 4);
 }
 
-int64_t layout_leave_bytes(const tpl_plan *t, int64_t grad_size)
+/* What is streamed, and how often. The last unit's forward is part of its backward. */
+static void lay_out_visits(const plan *p, layout *l)
 {
-    return layout_align(layout_sum_bytes(t) / 4 * grad_size);
+    for (int32_t u = 0; u < p->m->n_units; u++) {
+        int32_t n = p->tpl[u]->n_segments;
+        l->n_pieces += n;
+        l->n_visits += u < p->m->n_units - 1 ? (n > 1 ? n + 1 : 1) : 0;
+    }
+    l->n_forward = l->n_pieces;
+    l->n_visits += l->n_forward;
+}
+
+int64_t layout_leave_bytes(const tpl_segment *s, int64_t grad_size)
+{
+    return layout_align(layout_sum_bytes(s) / 4 * grad_size);
 }
 
 /* Gradients on the device and on their way to the optimizer. */
@@ -89,22 +102,24 @@ static void lay_out_grads(const plan *p, layout *l)
     const model *m = p->m;
     bool narrow = l->grad_size == 2;
     int64_t slab = 1, sums = 0, leave = 0;
-    for (int32_t u = 0; u < m->n_units; u++) {
-        l->sum_stride = max64(l->sum_stride, layout_sum_bytes(p->tpl[u]));
-        l->grad_stride = max64(l->grad_stride, layout_leave_bytes(p->tpl[u], l->grad_size));
-        sums += layout_sum_bytes(p->tpl[u]);
-        leave += layout_leave_bytes(p->tpl[u], l->grad_size);
-    }
+    for (int32_t u = 0; u < m->n_units; u++)
+        for (int32_t i = 0; i < p->tpl[u]->n_segments; i++) {
+            const tpl_segment *s = &p->tpl[u]->segment[i];
+            l->sum_stride = max64(l->sum_stride, layout_sum_bytes(s));
+            l->grad_stride = max64(l->grad_stride, layout_leave_bytes(s, l->grad_size));
+            sums += layout_sum_bytes(s);
+            leave += layout_leave_bytes(s, l->grad_size);
+        }
     l->leave_sums = p->device_sums && !narrow;
     l->own_grads = p->held || l->leave_sums;
-    l->n_grads = l->own_grads ? m->n_units : LAYOUT_GRAD_BUFFERS;
+    l->n_grads = l->own_grads ? l->n_pieces : LAYOUT_GRAD_BUFFERS;
     l->leave_bytes = l->own_grads ? leave : LAYOUT_GRAD_BUFFERS * l->grad_stride;
     if (p->device_sums)
         l->bytes[LAYOUT_GRAD_SUMS] = sums;
     if (!l->leave_sums)
         l->bytes[LAYOUT_GRADS] = l->leave_bytes;
     if (narrow && !p->device_sums)
-        l->bytes[LAYOUT_GRADS] += l->sum_stride; /* one: rounded before the next unit's turn */
+        l->bytes[LAYOUT_GRADS] += l->sum_stride; /* one: rounded before the next piece's turn */
 
     for (int32_t i = 0; i < m->n_params; i++) {
         const model_param *q = &m->params[i];
@@ -131,8 +146,9 @@ static void lay_out_params(const plan *p, const mt_backend *backend, void *devic
     int64_t join = 0, sum = 0;
     for (int32_t u = 0; u < m->n_units; u++) {
         const tpl *t = m->units[u].t;
-        l->weight_stride = max64(l->weight_stride, layout_align(p->tpl[u]->weight_bytes));
+        l->weight_stride = max64(l->weight_stride, layout_align(p->tpl[u]->buffer_elems * esize));
         l->n_slots += t->n_params;
+        l->n_sums += p->tpl[u]->n_sums;
         for (uint32_t s = 0; s < t->n_params; s++) {
             const tpl_param *slot = &t->params[s];
             int64_t n = slot->elems;
@@ -142,7 +158,7 @@ static void lay_out_params(const plan *p, const mt_backend *backend, void *devic
             }
             sum = max64(sum, backend->sum_squares_scratch(device, n));
         }
-        join = max64(join, p->tpl[u]->device_elems);
+        join = max64(join, p->tpl[u]->buffer_elems);
     }
     for (int32_t i = 0; i < m->n_params; i++) {
         const model_param *q = &m->params[i];
@@ -163,10 +179,19 @@ static void lay_out_params(const plan *p, const mt_backend *backend, void *devic
             layout_align(m->vocab * 4) + LAYOUT_SETS * layout_align(l->gather_rows * 4);
     }
     if (r->training) {
-        l->bytes[LAYOUT_REDUCTIONS] = layout_align(l->n_slots * 8) + l->sum_scratch;
+        l->bytes[LAYOUT_REDUCTIONS] = layout_align(l->n_sums * 8) + l->sum_scratch;
         l->bytes[LAYOUT_HOST_REDUCTIONS] =
-            layout_align(l->n_slots * 8) + layout_align(l->n_blocks * 8);
+            layout_align(l->n_sums * 8) + layout_align(l->n_blocks * 8);
     }
+}
+
+/* Does a unit that is cut form a gradient of its input elsewhere than in that of its output? */
+static bool cut_out_of_place(const tpl_plan *t)
+{
+    for (uint32_t i = 0; i < t->t->n_in && t->n_segments > 1; i++)
+        if (t->d_in_place[i] < 0)
+            return true;
+    return false;
 }
 
 /* Activations and scratch of the units. */
@@ -174,7 +199,7 @@ static void lay_out_values(const plan *p, layout *l)
 {
     const plan_request *r = &p->request;
     int32_t n_units = p->m->n_units;
-    int64_t most = 0, widest = 0, tuple = 0, work = 0, saved = 0, outs = 0;
+    int64_t most = 0, widest = 0, tuple = 0, work = 0, saved = 0, outs = 0, spare = 1;
     for (int32_t u = 0; u < n_units; u++) {
         const tpl_plan *t = p->tpl[u];
         bool last = u == n_units - 1;
@@ -186,6 +211,9 @@ static void lay_out_values(const plan *p, layout *l)
         saved += layout_align(t->saved_bytes) * (last ? 1 : p->group_batches);
         if (last)
             break;
+        l->carried_stride = max64(l->carried_stride, layout_align(t->carry_bytes));
+        /* All its micro-batches then hold both. */
+        spare = cut_out_of_place(t) ? p->group_batches : spare;
         outs += layout_out_bytes(t);
         most = max64(most, layout_out_bytes(t));
         tuple = max64(tuple, t->t->n_out);
@@ -194,7 +222,8 @@ static void lay_out_values(const plan *p, layout *l)
     }
     l->activation_stride = most;
     l->value_stride = widest;
-    l->n_values = tuple * (p->group_batches + 1);
+    l->n_values = tuple * (p->group_batches + spare);
+    l->bytes[LAYOUT_CARRIED] = l->carried_stride * p->group_batches;
     l->bytes[LAYOUT_WORK] = layout_align(work);
     l->bytes[LAYOUT_LOSS] = layout_align(p->tpl[n_units - 1]->out_bytes[0]);
     if (r->training) {
@@ -217,6 +246,7 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
                  .grad_plane = plan_needs_grad_plane(p) };
     l.narrow_plane = r->training && r->max_grad_norm > 0 && !l.grad_plane && !p->held;
     l.slab_elems = LAYOUT_SLAB_ELEMS;
+    lay_out_visits(p, &l);
     if (r->training)
         lay_out_grads(p, &l);
     lay_out_params(p, backend, device, &l);
@@ -236,7 +266,7 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
         l.bytes[LAYOUT_LOGITS] = layout_align(l.bytes[LAYOUT_LOGITS]);
         l.bytes[LAYOUT_HOST_LOGITS] = l.bytes[LAYOUT_LOGITS];
     }
-    int64_t events = p->groups * 2 * m->n_units * (p->group_batches + 4) * 2;
+    int64_t events = p->groups * l.n_visits * (p->group_batches + 4) * 2;
     l.n_events = max64(LAYOUT_MIN_EVENTS, events);
     l.bytes[LAYOUT_TIMELINE] = layout_align(l.n_events * 16);
 

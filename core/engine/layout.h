@@ -10,7 +10,7 @@
 
 enum {
     LAYOUT_GRAD_BUFFERS = 2, /* on the device: one leaves while the next is formed, unless every
-                                unit has a buffer of its own */
+                                piece has a buffer of its own */
     LAYOUT_SLABS = 16,       /* gradient slices on their way to the optimizer */
     LAYOUT_SLAB_ELEMS = 1 << 19,
     LAYOUT_JOIN_ELEMS = 1 << 24, /* masters that are joined at once: bounds the scratch */
@@ -27,6 +27,7 @@ typedef enum layout_region {
     LAYOUT_ACTIVATIONS,
     LAYOUT_ACTIVATION_GRADS,
     LAYOUT_SAVED,
+    LAYOUT_CARRIED,
     LAYOUT_WORK,
     LAYOUT_BATCH,
     LAYOUT_LOSS,
@@ -60,9 +61,12 @@ static inline plan_tier layout_region_tier(layout_region r)
 typedef struct layout {
     int64_t bytes[LAYOUT_REGIONS];
     int64_t tokens, documents; /* bounds of a micro-batch */
+    int64_t n_pieces;          /* that are streamed: units, or segments of those that are cut */
+    int64_t n_forward;         /* visits of a forward pass */
+    int64_t n_visits;          /* of forward and backward */
     int64_t weight_stride;     /* bytes of a weight buffer */
     int64_t grad_size;         /* bytes of a gradient that leaves the device */
-    int64_t sum_stride;        /* bytes of the largest unit's gradients in FP32 */
+    int64_t sum_stride;        /* bytes of the largest piece's gradients in FP32 */
     int64_t grad_stride;       /* the same as they leave */
     int64_t n_grads;           /* buffers that gradients leave from */
     int64_t leave_bytes;       /* of all of them, unless they leave from the sums */
@@ -74,11 +78,13 @@ typedef struct layout {
     int64_t slab_elems;
     int64_t gather_rows, gather_cols; /* cols: summed over gathered slots */
     int64_t n_slots;                  /* parameter slots of all units */
+    int64_t n_sums;                   /* parts of them whose squares are summed */
+    int64_t carried_stride;           /* bytes of a micro-batch from stage to stage */
     int64_t n_blocks;                 /* slices of all parameters: partial sums of squares */
     int64_t sum_scratch;              /* bytes */
     int64_t join_bytes;
     int64_t n_events;
-    bool own_grads;    /* every unit has a buffer of its own */
+    bool own_grads;    /* every piece has a buffer of its own */
     bool leave_sums;   /* and that is its sums */
     bool grad_plane;   /* FP32, in the store */
     bool narrow_plane; /* BF16, of parameters with one contribution a step */
@@ -100,11 +106,11 @@ int32_t layout_contributors(const model *m, int32_t param);
 /* Boundary values of unit u for one micro-batch, bytes. */
 int64_t layout_out_bytes(const tpl_plan *t);
 
-/* Bytes of unit u's gradients where all groups are summed on the device. */
-int64_t layout_sum_bytes(const tpl_plan *t);
+/* Bytes of a segment's gradients where all groups are summed on the device. */
+int64_t layout_sum_bytes(const tpl_segment *s);
 
 /* Bytes that they take as they leave the device, in elements of `grad_size` bytes. */
-int64_t layout_leave_bytes(const tpl_plan *t, int64_t grad_size);
+int64_t layout_leave_bytes(const tpl_segment *s, int64_t grad_size);
 
 /* p->request, groups, group_batches, weight_buffers, device_sums, held and tpl[] must be set.
  * [pure] */

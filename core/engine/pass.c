@@ -37,42 +37,58 @@ static void bind_unit(const engine *e, int32_t unit, const weight_buffer *w, int
     if (e->training)
         bind->saved =
             (char *)e->region[LAYOUT_SAVED] + e->unit[unit].saved[0] + b * e->unit[unit].saved[1];
+    bind->segment = e->piece[w->piece].segment;
+    bind->carry = (char *)e->region[LAYOUT_CARRIED] + b * e->l.carried_stride;
+}
+
+/* Boundary values whose gradients come from above. */
+static uint32_t count_d_out(const engine *e, int32_t unit)
+{
+    return unit == e->m->n_units - 1 ? 0 : e->m->units[unit].t->n_out;
 }
 
 /* Gives the gradients of batch b's boundary values below `unit` their memory. What the unit above
- * left is d_out; a d_in that cannot be formed in place takes free memory, and d_out memory that
- * nothing is formed in becomes free: in the order of the compute queue, so no event is needed. */
+ * left is d_out; a d_in that cannot be formed in place takes free memory. */
 static void bind_grads(engine *e, int32_t unit, int64_t b, tpl_binding *bind)
 {
     const tpl *t = e->m->units[unit].t;
     const tpl_plan *p = e->p->tpl[unit];
     void **value = e->value + b * MT_UNIT_MAX_IO;
-    bool kept[MT_UNIT_MAX_IO] = { false };
-    uint32_t n_out = unit == e->m->n_units - 1 ? 0 : t->n_out;
+    uint32_t n_out = count_d_out(e, unit);
     for (uint32_t i = 0; i < n_out; i++)
         bind->d_out[i] = value[i];
     for (uint32_t i = 0; i < t->n_in; i++) {
         int32_t in_place = p->d_in_place[i];
-        if (in_place >= 0 && (uint32_t)in_place < n_out) {
-            bind->d_in[i] = bind->d_out[in_place];
-            kept[in_place] = true;
-        } else {
-            bind->d_in[i] = e->free_value[--e->n_free_values];
-        }
-    }
-    for (uint32_t i = 0; i < n_out; i++)
-        if (!kept[i])
-            e->free_value[e->n_free_values++] = bind->d_out[i];
-    for (uint32_t i = 0; i < t->n_in; i++)
+        bool there = in_place >= 0 && (uint32_t)in_place < n_out;
+        bind->d_in[i] = there ? bind->d_out[in_place] : e->free_value[--e->n_free_values];
         value[i] = bind->d_in[i];
+    }
 }
 
-/* ---- one unit, all batches of a group --------------------------------------------------------
+/* When the unit's backward has been through: d_out memory that nothing was formed in becomes free,
+ * in the order of the compute queue, so no event is needed. */
+static void free_grads(engine *e, int32_t unit, const tpl_binding *bind)
+{
+    for (uint32_t i = 0; i < count_d_out(e, unit); i++) {
+        bool kept = false;
+        for (uint32_t k = 0; k < e->m->units[unit].t->n_in; k++)
+            kept |= bind->d_in[k] == bind->d_out[i];
+        if (!kept)
+            e->free_value[e->n_free_values++] = bind->d_out[i];
+    }
+}
+
+/* ---- one visit, all batches of a group -------------------------------------------------------
  */
 
 static void poison_work(engine *e, int64_t bytes)
 {
     chaos_poison(e, e->q_compute, e->region[LAYOUT_WORK], bytes);
+}
+
+static void poison_carried(engine *e, int32_t unit, const tpl_binding *bind)
+{
+    chaos_poison(e, e->q_compute, bind->carry, e->p->tpl[unit]->carry_bytes);
 }
 
 static void run_forward(engine *e, int32_t unit, const tpl_binding *bind, const mt_batch *batch,
@@ -91,31 +107,38 @@ static void copy_losses(engine *e, int64_t b, int64_t tokens)
     enqueued(e, e->q_compute);
 }
 
-/* Gives the unit's gradients the form in which they leave, and sums their squares, for the norm and
- * to see whether they are finite. */
-static void finish_grads(engine *e, int32_t unit, float *sums, const grad_buffer *g,
+/* Gives the piece's gradients the form in which they leave, and sums their squares, for the norm
+ * and to see whether they are finite: part by part, so that sums do not depend on how a unit is
+ * cut. */
+static void finish_grads(engine *e, int32_t piece, float *sums, const grad_buffer *g,
                          const group_set *set)
 {
-    const model_unit *u = &e->m->units[unit];
-    int64_t base = e->unit[unit].slot_base;
-    for (uint32_t k = 0; k < u->t->n_params; k++) {
-        const model_param *p = &e->m->params[u->slot[k]];
+    int32_t unit = e->piece[piece].unit;
+    const tpl_segment *s = piece_segment(e, piece);
+    int64_t base = e->unit[unit].sum_base, n_sums = 0;
+    for (int32_t i = 0; i < s->n_slices; i++) {
+        const tpl_slice *slice = &s->slice[i];
+        const model_param *p = &e->m->params[piece_param(e, piece, slice)];
+        n_sums += slice->parts;
         if (p->flags & MT_PARAM_FROZEN)
             continue;
-        int64_t n = u->t->params[k].gathered ? set->n_rows * p->cols : p->elems;
-        int64_t at = e->p->tpl[unit]->slot_offset[k];
+        bool gathered = e->m->units[unit].t->params[slice->slot].gathered;
+        int64_t n = gathered ? set->n_rows * p->cols : slice->n, each = n / slice->parts;
         if (e->l.grad_size == 2) {
-            e->b->narrow(e->dev, e->q_compute, (uint16_t *)g->data + at, sums + at, n);
+            e->b->narrow(e->dev, e->q_compute, (uint16_t *)g->data + slice->at, sums + slice->at,
+                         n);
             enqueued(e, e->q_compute);
         }
-        e->b->sum_squares(e->dev, e->q_compute, sums + at, n, e->sums_dev + base + k,
-                          e->sum_scratch);
-        enqueued(e, e->q_compute);
+        for (int32_t k = 0; k < slice->parts; k++) {
+            e->b->sum_squares(e->dev, e->q_compute, sums + slice->at + k * each, each,
+                              e->sums_dev + base + slice->sum + k, e->sum_scratch);
+            enqueued(e, e->q_compute);
+        }
     }
     if (e->l.grad_size == 2)
-        chaos_poison(e, e->q_compute, sums, e->p->tpl[unit]->grad_bytes);
-    e->b->copy_out(e->dev, e->q_compute, e->sums_host + base, e->sums_dev + base,
-                   (int64_t)u->t->n_params * 8);
+        chaos_poison(e, e->q_compute, sums, layout_sum_bytes(s));
+    base += s->slice[0].sum;
+    e->b->copy_out(e->dev, e->q_compute, e->sums_host + base, e->sums_dev + base, n_sums * 8);
     enqueued(e, e->q_compute);
 }
 
@@ -150,10 +173,31 @@ static pass_record *new_record(engine *e, const weight_buffer *w)
     return r;
 }
 
-static void forward_unit(engine *e, const group_pass *g, int64_t pos, mt_pass pass)
+static bool is_cut(const engine *e, int32_t unit)
+{
+    return e->p->tpl[unit]->n_segments > 1;
+}
+
+/* The stages of a unit's program that a visit runs, which all are one of a unit that is not cut.
+ * What follows the experts needs no weights in forward: it comes with the last of them. */
+static int visit_stages(const engine *e, const visit *v, bool backward, tpl_stage ret[2])
+{
+    const piece_info *p = &e->piece[v->piece];
+    bool dense = p->segment == 0;
+    ret[0] = !dense ? TPL_EXPERTS : backward && v->last ? TPL_AFTER : TPL_BEFORE;
+    ret[1] = TPL_AFTER;
+    if (!is_cut(e, p->unit))
+        ret[0] = TPL_BEFORE;
+    return !dense && !backward && v->last ? 2 : 1;
+}
+
+static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass pass)
 {
     const sequence *s = &e->step.seq;
-    int32_t unit = stream_unit_at(s, pos);
+    const visit *v = stream_visit_at(e, s, pos);
+    int32_t unit = e->piece[v->piece].unit;
+    tpl_stage stage[2];
+    int n_stages = visit_stages(e, v, false, stage);
     weight_buffer *w = stream_acquire(e, s, pos);
     pass_record *r = new_record(e, w);
     if (unit == 0) {
@@ -167,8 +211,13 @@ static void forward_unit(engine *e, const group_pass *g, int64_t pos, mt_pass pa
         mt_batch batch;
         bind_unit(e, unit, w, b, &bind);
         stream_batch(e, g->set, b, &batch);
+        if (v->first)
+            poison_carried(e, unit, &bind);
         int64_t event = detail_begin(e, EVENT_FORWARD, unit, b);
-        run_forward(e, unit, &bind, &batch, pass);
+        for (int i = 0; i < n_stages; i++) {
+            bind.stage = stage[i];
+            run_forward(e, unit, &bind, &batch, pass);
+        }
         detail_end(e, event);
         if (unit == e->m->n_units - 1)
             copy_losses(e, g->first_batch + b, batch.tokens);
@@ -177,59 +226,85 @@ static void forward_unit(engine *e, const group_pass *g, int64_t pos, mt_pass pa
     stream_release(e, s, pos, w);
 }
 
-/* Backward of a unit. The last unit's forward runs here too, batch by batch, because its gradients
- * are formed while its logits exist. */
-static void backward_unit(engine *e, const group_pass *g, int64_t pos)
+/* Nobody reads again what forward kept of batch b for the unit. */
+static void poison_used(engine *e, int32_t unit, const tpl_binding *bind)
+{
+    const tpl_plan *t = e->p->tpl[unit];
+    chaos_poison(e, e->q_compute, bind->saved, t->saved_bytes);
+    for (uint32_t i = 0; unit < e->m->n_units - 1 && i < t->t->n_out; i++)
+        chaos_poison(e, e->q_compute, bind->out[i], t->out_bytes[i]);
+}
+
+/* One batch's part in a visit of backward. The last unit's forward runs here too, batch by batch,
+ * because its gradients are formed while its logits exist. */
+static void backward_batch(engine *e, const group_pass *g, const visit *v, int64_t b,
+                           const tpl_binding *bind)
+{
+    int32_t unit = e->piece[v->piece].unit;
+    const tpl_plan *t = e->p->tpl[unit];
+    mt_batch batch;
+    stream_batch(e, g->set, b, &batch);
+    batch.loss_scale = e->step.loss_scale;
+    if (unit == e->m->n_units - 1) {
+        int64_t event = detail_begin(e, EVENT_FORWARD, unit, b);
+        run_forward(e, unit, bind, &batch, MT_PASS_TRAIN);
+        copy_losses(e, g->first_batch + b, batch.tokens);
+        detail_end(e, event);
+    }
+    int64_t event = detail_begin(e, EVENT_BACKWARD, unit, b);
+    poison_work(e, t->work_bytes[1]);
+    tpl_backward(t, e->q_compute, bind, &batch);
+    enqueued(e, e->q_compute);
+    detail_end(e, event);
+    if (v->last)
+        poison_used(e, unit, bind);
+}
+
+static void backward_visit(engine *e, const group_pass *g, int64_t pos)
 {
     const sequence *s = &e->step.seq;
-    int32_t unit = stream_unit_at(s, pos), index = 0;
-    bool last_unit = unit == e->m->n_units - 1;
-    const tpl_plan *t = e->p->tpl[unit];
+    const visit *v = stream_visit_at(e, s, pos);
+    const piece_info *p = &e->piece[v->piece];
+    int32_t unit = p->unit, index = 0;
+    tpl_stage stage[2];
+    visit_stages(e, v, true, stage);
+    bool forms = !is_cut(e, unit) || stage[0] != TPL_BEFORE; /* any gradients of parameters */
     weight_buffer *w = stream_acquire(e, s, pos);
     pass_record *r = new_record(e, w);
     bool sums_on = e->p->device_sums && !g->first_group; /* on what earlier groups left */
-    bool leave = e->unit[unit].trains && (g->last_group || !e->p->device_sums);
+    bool leave = forms && p->trains && (g->last_group || !e->p->device_sums);
     grad_buffer *grads = NULL;
-    if (leave || !e->p->device_sums || (e->p->held && g->first_group)) {
-        grads = lander_acquire(e, unit, &index);
+    if (leave || (forms && (!e->p->device_sums || (e->p->held && g->first_group)))) {
+        grads = lander_acquire(e, v->piece, &index);
         r->copy_out = grads->copy_out;
     }
-    float *sums = lander_sums(e, unit, grads);
+    float *sums = forms ? lander_sums(e, v->piece, grads) : NULL;
     chaos_delay(e, e->q_compute, &e->rng);
     r->compute = time_begin(e, e->q_compute, TRACK_COMPUTE, EVENT_BACKWARD, unit, -1);
     for (int64_t b = 0; b < g->set->n_batches; b++) {
-        tpl_binding bind;
-        mt_batch batch;
-        bind_unit(e, unit, w, b, &bind);
-        bind_grads(e, unit, b, &bind);
-        bind.grads = sums;
-        bind.accumulate = b > 0 || sums_on;
-        stream_batch(e, g->set, b, &batch);
-        batch.loss_scale = e->step.loss_scale;
-        if (last_unit) {
-            int64_t event = detail_begin(e, EVENT_FORWARD, unit, b);
-            run_forward(e, unit, &bind, &batch, MT_PASS_TRAIN);
-            copy_losses(e, g->first_batch + b, batch.tokens);
-            detail_end(e, event);
+        tpl_binding *bind = &e->bound[b];
+        if (v->first) {
+            bind_unit(e, unit, w, b, bind);
+            bind_grads(e, unit, b, bind);
+            poison_carried(e, unit, bind);
         }
-        int64_t event = detail_begin(e, EVENT_BACKWARD, unit, b);
-        poison_work(e, t->work_bytes[1]);
-        tpl_backward(t, e->q_compute, &bind, &batch);
-        enqueued(e, e->q_compute);
-        detail_end(e, event);
-        chaos_poison(e, e->q_compute, bind.saved, t->saved_bytes);
-        if (!last_unit)
-            for (uint32_t i = 0; i < t->t->n_out; i++)
-                chaos_poison(e, e->q_compute, bind.out[i], t->out_bytes[i]);
+        bind->weights = w->data;
+        bind->grads = sums;
+        bind->accumulate = b > 0 || sums_on;
+        bind->stage = stage[0];
+        bind->segment = p->segment;
+        backward_batch(e, g, v, b, bind);
+        if (v->last)
+            free_grads(e, unit, bind);
     }
     if (leave)
-        finish_grads(e, unit, sums, grads, g->set);
+        finish_grads(e, v->piece, sums, grads, g->set);
     time_end(e, e->q_compute, r->compute);
-    if (last_unit && g->last_group)
+    if (unit == e->m->n_units - 1 && g->last_group)
         e->b->event_record(e->dev, e->loss_ready, e->q_compute);
     stream_release(e, s, pos, w);
     if (leave)
-        lander_submit(e, &(landing){ .unit = unit,
+        lander_submit(e, &(landing){ .piece = v->piece,
                                      .buffer = index,
                                      .set = (int32_t)(g->set->key % LAYOUT_SETS),
                                      .last_group = g->last_group,
@@ -260,11 +335,10 @@ void pass_train(engine *e)
 {
     step_state *step = &e->step;
     const step_batch *batch = step->batch;
-    int64_t n_units = e->m->n_units;
+    int64_t head = e->l.n_forward - 1; /* its forward is part of its backward */
     int64_t groups = e->p->groups < batch->n ? e->p->groups : batch->n;
-    step->seq = (sequence){ .n_units = n_units,
-                            .n_groups = groups,
-                            .group_length = 2 * n_units - 1,
+    step->seq = (sequence){ .n_groups = groups,
+                            .group_length = e->l.n_visits,
                             .first_key = e->next_key,
                             .backward = true };
     memset(e->landed, 0, (size_t)e->m->n_params * sizeof *e->landed);
@@ -276,11 +350,11 @@ void pass_train(engine *e)
                             .first_group = g == 0,
                             .last_group = g == groups - 1 };
         int64_t pos = g * step->seq.group_length;
-        for (int64_t u = 0; u < n_units - 1; u++)
-            forward_unit(e, &pass, pos + u, MT_PASS_TRAIN);
-        for (int64_t u = n_units - 1; u < step->seq.group_length; u++) {
-            backward_unit(e, &pass, pos + u);
-            if (u == n_units - 1 && !pass.last_group)
+        for (int64_t i = 0; i < head; i++)
+            forward_visit(e, &pass, pos + i, MT_PASS_TRAIN);
+        for (int64_t i = head; i < e->l.n_visits; i++) {
+            backward_visit(e, &pass, pos + i);
+            if (i == head && !pass.last_group)
                 prepare_group(e, batch, g + 1, true);
         }
         e->b->event_record(e->dev, pass.set->done, e->q_compute);
@@ -289,19 +363,17 @@ void pass_train(engine *e)
 
 double pass_eval(engine *e, const step_batch *batch)
 {
-    int64_t n_units = e->m->n_units;
+    int64_t n = e->l.n_forward;
     int64_t groups = (batch->n + e->p->group_batches - 1) / e->p->group_batches;
     double sum = 0;
-    e->step.seq = (sequence){
-        .n_units = n_units, .n_groups = groups, .group_length = n_units, .first_key = e->next_key
-    };
+    e->step.seq = (sequence){ .n_groups = groups, .group_length = n, .first_key = e->next_key };
     for (int64_t g = 0; g < groups; g++) {
         e->n_records = 0;
         prepare_group(e, batch, g, true);
         /* Losses of one group at a time are on the host. */
         group_pass pass = { .set = &e->set[(e->step.seq.first_key + g) % LAYOUT_SETS] };
-        for (int64_t u = 0; u < n_units; u++)
-            forward_unit(e, &pass, g * n_units + u, MT_PASS_EVAL);
+        for (int64_t i = 0; i < n; i++)
+            forward_visit(e, &pass, g * n + i, MT_PASS_EVAL);
         e->b->event_record(e->dev, pass.set->done, e->q_compute);
         e->b->event_sync(e->dev, pass.set->done);
         for (int64_t b = 0; b < pass.set->n_batches; b++)
@@ -326,29 +398,63 @@ void pass_generate_unit(engine *e, int32_t unit, const weight_buffer *w, const m
 /* ---- life ------------------------------------------------------------------------------------
  */
 
+/* The pieces of every unit, and where their gradients are summed. */
+static void place_pieces(engine *e)
+{
+    int32_t n = 0;
+    int64_t offset = 0, sums = 0;
+    for (int32_t u = 0; u < e->m->n_units; u++) {
+        const tpl_plan *t = e->p->tpl[u];
+        e->unit[u].first_piece = n;
+        e->unit[u].sum_base = sums;
+        sums += t->n_sums;
+        for (int32_t i = 0; i < t->n_segments; i++, n++) {
+            const tpl_segment *s = &t->segment[i];
+            e->piece[n] = (piece_info){ .unit = u, .segment = i, .sum_offset = offset };
+            offset += layout_sum_bytes(s);
+            for (int32_t k = 0; k < s->n_slices; k++) {
+                int32_t param = piece_param(e, n, &s->slice[k]);
+                e->piece[n].trains |= !(e->m->params[param].flags & MT_PARAM_FROZEN);
+            }
+        }
+    }
+}
+
+static void place_visits(engine *e)
+{
+    visit *v = e->visit;
+    for (int32_t u = 0; u < e->m->n_units; u++) {
+        int32_t first = e->unit[u].first_piece, n = e->p->tpl[u]->n_segments;
+        for (int32_t i = 0; i < n; i++)
+            *v++ = (visit){ first + i, i == 0, i == n - 1 };
+    }
+    for (int32_t u = e->m->n_units - 2; u >= 0; u--) {
+        int32_t first = e->unit[u].first_piece, n = e->p->tpl[u]->n_segments;
+        *v++ = (visit){ first, true, n == 1 };
+        for (int32_t i = n - 1; i > 0; i--)
+            *v++ = (visit){ first + i, false, false };
+        if (n > 1)
+            *v++ = (visit){ first, false, true };
+    }
+}
+
 /* Where every unit's boundary values and saved tensors lie, and its generation state. */
 static void place_units(engine *e)
 {
-    int64_t activation = 0, saved = 0, slots = 0, pack = 0, sums = 0;
+    int64_t activation = 0, saved = 0, slots = 0, pack = 0;
     char *state = e->region[LAYOUT_STATE];
     for (int32_t u = 0; u < e->m->n_units; u++) {
         const tpl_plan *t = e->p->tpl[u];
         unit_info *info = &e->unit[u];
         bool last = u == e->m->n_units - 1;
         info->slot_base = slots;
-        info->sum_offset = sums;
-        sums += layout_sum_bytes(t);
-        info->dense_elems = t->t->own_elems;
         for (uint32_t k = 0; k < t->t->n_params; k++) {
             const tpl_param *slot = &t->t->params[k];
-            info->trains |= !(e->m->params[e->m->units[u].slot[k]].flags & MT_PARAM_FROZEN);
             if (!slot->gathered)
                 continue;
             info->gathers = true;
             e->pack_offset[slots + k] = pack;
             pack += e->l.gather_rows * slot->info.cols;
-            if (!(slot->info.flags & MT_PARAM_ALIAS) && slot->offset < info->dense_elems)
-                info->dense_elems = slot->offset;
         }
         slots += t->t->n_params;
 
@@ -380,17 +486,20 @@ static void place_units(engine *e)
 mt_status pass_start(engine *e)
 {
     int64_t batches = e->p->group_batches;
-    e->cap_records = e->p->groups * 2 * e->m->n_units;
+    e->cap_records = e->p->groups * e->l.n_visits;
     e->record = calloc((size_t)e->cap_records, sizeof *e->record);
     e->group_micro = calloc((size_t)batches, sizeof *e->group_micro);
     e->value = calloc((size_t)batches * MT_UNIT_MAX_IO, sizeof *e->value);
+    e->bound = calloc((size_t)batches, sizeof *e->bound);
     e->free_value = calloc((size_t)e->l.n_values + 1, sizeof *e->free_value);
-    if (!e->record || !e->group_micro || !e->value || !e->free_value)
+    if (!e->record || !e->group_micro || !e->value || !e->bound || !e->free_value)
         return status_nomem("the engine's tables", (size_t)e->cap_records * sizeof *e->record);
     if (e->training)
         for (; e->n_free_values < e->l.n_values; e->n_free_values++)
             e->free_value[e->n_free_values] =
                 (char *)e->region[LAYOUT_ACTIVATION_GRADS] + e->n_free_values * e->l.value_stride;
+    place_pieces(e);
+    place_visits(e);
     place_units(e);
     return MT_OK;
 }
@@ -400,5 +509,6 @@ void pass_stop(engine *e)
     free(e->record);
     free(e->group_micro);
     free(e->value);
+    free(e->bound);
     free(e->free_value);
 }

@@ -15,11 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Template plans are made once for each template, policy and number of gathered rows. */
+/* Template plans are made once for each template, policy, number of gathered rows and cut. */
 typedef struct owned_tpl {
     int32_t tpl;
     tpl_policy policy;
     int64_t gather_rows;
+    int32_t segment_parts;
     tpl_plan *plan;
 } owned_tpl;
 
@@ -51,13 +52,25 @@ bool plan_needs_grad_plane(const plan *p)
     return r->training && (add_up || wait);
 }
 
+/* Parts of the template's experts that are streamed at a time; 0: all of the unit. Where even one
+ * part is larger than a segment is to be, it is one part. */
+static int32_t segment_parts(const plan *p, const tpl *t)
+{
+    int64_t esize = mt_dtype_size(p->request.compute), each = tpl_part_elems(t) * esize;
+    if (p->segment_bytes == 0 || t->parts == 1 || t->flat_elems * esize <= p->segment_bytes)
+        return 0;
+    int64_t parts = p->segment_bytes / each;
+    return parts < 1 ? 1 : parts < t->parts ? (int32_t)parts : t->parts;
+}
+
 static mt_status get_tpl(plan *p, int32_t tpl_index, tpl_policy policy, int64_t gather_rows,
                          tpl_plan **ret)
 {
     struct plan_owner *o = p->owner;
+    int32_t parts = segment_parts(p, p->m->tpls[tpl_index]);
     for (int32_t i = 0; i < o->n_tpl; i++)
         if (o->tpl[i].tpl == tpl_index && o->tpl[i].policy == policy &&
-            o->tpl[i].gather_rows == gather_rows) {
+            o->tpl[i].gather_rows == gather_rows && o->tpl[i].segment_parts == parts) {
             *ret = o->tpl[i].plan;
             return MT_OK;
         }
@@ -74,6 +87,7 @@ static mt_status get_tpl(plan *p, int32_t tpl_index, tpl_policy policy, int64_t 
                           .documents = r->micro_documents,
                           .gather_rows = gather_rows,
                           .context = r->context,
+                          .segment_parts = parts,
                           .compute = r->compute };
     if (!r->training && r->context > bounds.tokens)
         bounds.tokens = r->context; /* a prompt is one micro-batch */
@@ -82,7 +96,7 @@ static mt_status get_tpl(plan *p, int32_t tpl_index, tpl_policy policy, int64_t 
         tpl_plan_create(p->m->tpls[tpl_index], policy, &bounds, o->backend, o->device, &made);
     if (st < 0)
         return st;
-    o->tpl[o->n_tpl++] = (owned_tpl){ tpl_index, policy, gather_rows, made };
+    o->tpl[o->n_tpl++] = (owned_tpl){ tpl_index, policy, gather_rows, parts, made };
     *ret = made;
     return MT_OK;
 }
@@ -146,7 +160,7 @@ typedef enum resource { COMPUTE, COPY_IN, COPY_OUT, HOST, RESOURCES } resource;
 /* What a group's pass through all units takes. */
 typedef struct costs {
     double forward, backward; /* s of compute */
-    double weights, kept;     /* bytes; those still there when backward begins */
+    double weights, again;    /* bytes that forward fetches; that backward does */
     double grads;             /* elements */
 } costs;
 
@@ -164,6 +178,21 @@ static mt_status move_bytes(plan *p, int32_t u, double *ret_forward, double *ret
     *ret_forward = 1.5 * all;
     *ret_backward = 3 * all + 2 * fmax(again, 0);
     return MT_OK;
+}
+
+/* Bytes of weights that backward fetches: all but the pieces that are still there, and the dense
+ * part of a unit that is cut once more. */
+static double weights_again(const plan *p)
+{
+    double esize = (double)mt_dtype_size(p->request.compute), bytes = 0;
+    int32_t kept = 0;
+    for (int32_t u = p->m->n_units - 1; u >= 0; u--) {
+        const tpl_plan *t = p->tpl[u];
+        for (int32_t i = t->n_segments - 1; i >= 0; i--)
+            bytes += kept++ < p->weight_buffers ? 0 : (double)t->segment[i].elems * esize;
+        bytes += t->n_segments > 1 ? (double)t->segment[0].elems * esize : 0;
+    }
+    return bytes;
 }
 
 static mt_status count_costs(plan *p, costs *ret)
@@ -198,12 +227,10 @@ static mt_status count_costs(plan *p, costs *ret)
             c.backward +=
                 fmax(2 * batches - 1, 1) * (double)p->tpl[u]->grad_bytes / f->device_bandwidth;
         }
-        double bytes = (double)p->tpl[u]->weight_bytes;
-        c.weights += bytes;
+        c.weights += (double)p->tpl[u]->weight_bytes;
         c.grads += (double)p->tpl[u]->grad_bytes / 4;
-        if (u >= m->n_units - p->weight_buffers)
-            c.kept += bytes;
     }
+    c.again = weights_again(p);
     *ret = c;
     return MT_OK;
 }
@@ -257,7 +284,7 @@ static mt_status predict(plan *p)
     for (int64_t g = 0; g < p->groups; g++) {
         bool leave = !p->held && (!p->device_sums || g == p->groups - 1);
         bool add = !p->device_sums && g > 0;
-        double in[2] = { c.weights, c.weights - c.kept }, grads = c.grads * grad_size;
+        double in[2] = { c.weights, c.again }, grads = c.grads * grad_size;
         double out[2] = { p->held && g == 0 ? grads : 0, leave ? grads : 0 };
         double dram[2] = { in[0] + out[0], in[1] + out[1] };
         if (p->owner->unified)
@@ -325,6 +352,39 @@ static mt_status raise_policies(plan *p, tpl_policy from, tpl_policy to, const l
     return MT_OK;
 }
 
+/* The largest piece that can be cut further, halved; 0: there is none. */
+static int64_t smaller_segments(const plan *p)
+{
+    int64_t esize = mt_dtype_size(p->request.compute), largest = 0;
+    for (int32_t u = 0; u < p->m->n_units; u++) {
+        const tpl_plan *t = p->tpl[u];
+        int32_t last = t->n_segments > 1 ? 1 : 0;
+        bool cuttable = t->t->parts > 1 && t->bounds.segment_parts != 1;
+        if (cuttable && t->segment[last].elems * esize > largest)
+            largest = t->segment[last].elems * esize;
+    }
+    return largest / 2;
+}
+
+/* Sets all policies, and, where they are to be chosen, segments as large as fits. */
+static mt_status set_lowest(plan *p, tpl_policy policy, const limits *lim, bool *ret_fits)
+{
+    const plan_request *r = &p->request;
+    bool automatic = r->segment_bytes == PLAN_AUTO && r->context == 0;
+    p->segment_bytes = r->segment_bytes == PLAN_AUTO || r->context ? 0 : r->segment_bytes;
+    for (;;) {
+        mt_status st = set_policies(p, policy);
+        if (st < 0)
+            return st;
+        count_bytes(p);
+        *ret_fits = fits(p, lim);
+        int64_t smaller = *ret_fits || !automatic ? 0 : smaller_segments(p);
+        if (smaller == 0)
+            return MT_OK;
+        p->segment_bytes = smaller;
+    }
+}
+
 /* Where a step's gradients are before they leave the device: buffers of two units, from which every
  * group's leave; sums of all units, which leave as they become complete; the same, but they leave
  * when their norm is known. */
@@ -366,11 +426,10 @@ static mt_status complete(plan *p, int64_t groups, place where, const limits *li
     tpl_policy lowest = r->policy == PLAN_AUTO ? TPL_INPUT : (tpl_policy)r->policy;
     if (!r->training)
         lowest = TPL_KEEP; /* nothing is saved; the policy makes no difference */
-    mt_status st = set_policies(p, lowest);
+    bool ok;
+    mt_status st = set_lowest(p, lowest, lim, &ok);
     if (st < 0)
         return st;
-    count_bytes(p);
-    bool ok = fits(p, lim);
     if (ok && r->training && r->policy == PLAN_AUTO) {
         st = raise_policies(p, TPL_INPUT, TPL_SELECT, lim);
         if (st == MT_OK)
@@ -512,6 +571,12 @@ static mt_status refuse(plan *p, const limits *lim)
         sep = ", or with ";
     }
     c = *r;
+    c.segment_bytes = PLAN_AUTO;
+    if (r->segment_bytes != PLAN_AUTO && would_fit(p, &c, lim)) {
+        text_add(&t, "%smemory.segment_size: auto", sep);
+        sep = ", or with ";
+    }
+    c = *r;
     c.gradients = PLAN_GRADIENTS_AUTO;
     if (r->training && r->gradients != PLAN_GRADIENTS_AUTO && would_fit(p, &c, lim)) {
         text_add(&t, "%smemory.gradients: auto", sep);
@@ -568,6 +633,9 @@ static mt_status check_request(const model *m, const plan_request *r)
     if (r->weight_buffers != PLAN_AUTO && r->weight_buffers < 2)
         return status_set(MT_ERR_INVALID, "memory.weight_buffers is %d; at least 2 are needed",
                           r->weight_buffers);
+    if (r->segment_bytes != PLAN_AUTO && r->segment_bytes < 0)
+        return status_set(MT_ERR_INVALID, "memory.segment_size is %lld bytes; at least 0",
+                          (long long)r->segment_bytes);
     if (r->gradient_dtype != MT_F32 && r->gradient_dtype != MT_BF16)
         return status_set(MT_ERR_UNSUPPORTED,
                           "memory.gradient_dtype %s: gradients leave the device as fp32 or bf16",

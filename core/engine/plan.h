@@ -45,7 +45,10 @@ typedef struct plan_request {
     int64_t max_seq_len;
     int64_t groups;         /* micro-batch groups of a step; PLAN_AUTO */
     int32_t policy;         /* tpl_policy for all units, or PLAN_AUTO */
-    int32_t weight_buffers; /* units in flight, >= 2; PLAN_AUTO */
+    int32_t weight_buffers; /* units or segments in flight, >= 2; PLAN_AUTO */
+    /* Units whose weights are larger than that many bytes are streamed in segments, as many experts
+     * at a time as fit it; 0: units stay whole; PLAN_AUTO: as large as fits. */
+    int64_t segment_bytes;
     plan_gradients gradients;
     mt_dtype gradient_dtype;     /* what gradients leave the device as: MT_F32, MT_BF16 */
     int64_t device_limit;        /* bytes; PLAN_AUTO: what the device has free, less a margin */
@@ -71,10 +74,11 @@ typedef struct plan {
     const model *m;
     int64_t groups, group_batches; /* groups of a step, most micro-batches of a group */
     int32_t weight_buffers;
-    bool device_sums;   /* gradients of all groups are summed on the device */
-    bool held;          /* gradients stay on the device until their norm is known */
-    tpl_policy *policy; /* [n_units] */
-    tpl_plan **tpl;     /* [n_units]; units with the same template and policy share one */
+    int64_t segment_bytes; /* as in the request, chosen; 0: all units are whole */
+    bool device_sums;      /* gradients of all groups are summed on the device */
+    bool held;             /* gradients stay on the device until their norm is known */
+    tpl_policy *policy;    /* [n_units] */
+    tpl_plan **tpl;        /* [n_units]; units with the same template and policy share one */
     plan_item item[32];
     int32_t n_items;
     int64_t tier_bytes[PLAN_TIERS];

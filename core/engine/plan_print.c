@@ -91,6 +91,24 @@ static void put_units(const printer *out, const plan *p)
     }
 }
 
+/* "12 units are streamed in segments: their dense part, then 4 experts at a time". */
+static void put_segments(const printer *out, const plan *p)
+{
+    char b[32];
+    int32_t units = 0, most = 0;
+    int64_t largest = 0, esize = mt_dtype_size(p->request.compute);
+    for (int32_t u = 0; u < p->m->n_units; u++) {
+        const tpl_plan *t = p->tpl[u];
+        units += t->n_segments > 1;
+        most = t->n_segments > most ? t->n_segments : most;
+        if (t->n_segments > 1 && t->buffer_elems > largest)
+            largest = t->buffer_elems;
+    }
+    if (units)
+        put(out, "segments: %d unit%s streamed by their experts, in up to %d segments of up to %s",
+            units, units == 1 ? " is" : "s are", most, human(largest * esize, b, sizeof b));
+}
+
 void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *text), void *arg)
 {
     const printer out = { line, arg };
@@ -103,6 +121,8 @@ void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *t
         "step: %lld micro-batches of %lld tokens in %lld group%s of up to %lld; %d weight buffers",
         (long long)r->micro_batches, (long long)r->micro_tokens, (long long)p->groups,
         p->groups == 1 ? "" : "s", (long long)p->group_batches, p->weight_buffers);
+    if (p->segment_bytes)
+        put_segments(&out, p);
     if (p->held)
         put(&out,
             "gradients: held in device memory until their norm is known, leave as %s once a "

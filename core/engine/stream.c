@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Copy-in: which unit's weights lie in which buffer, when they are fetched, and a group's batches
+ * Copy-in: which piece's weights lie in which buffer, when they are fetched, and a group's batches
  * with the table rows that they use. Runs on the main thread.
  */
 #include "internal.h"
@@ -56,7 +56,7 @@ static void pack_rows(engine *e, int32_t set)
             const model_unit *unit = &e->m->units[u];
             if (!e->unit[u].gathers)
                 continue;
-            pool_wait_updates(e, u);
+            pool_wait_updates(e, e->unit[u].first_piece);
             for (uint32_t k = 0; k < unit->t->n_params; k++) {
                 int64_t cols = unit->t->params[k].info.cols;
                 if (!unit->t->params[k].gathered)
@@ -138,13 +138,17 @@ void stream_batch(const engine *e, const group_set *s, int64_t i, mt_batch *ret)
                        .host_doc_starts = host + 4 * stream };
 }
 
-/* ---- the order of units ----------------------------------------------------------------------
+/* ---- the order of compute --------------------------------------------------------------------
  */
 
-int32_t stream_unit_at(const sequence *s, int64_t pos)
+const visit *stream_visit_at(const engine *e, const sequence *s, int64_t pos)
 {
-    int64_t r = pos % s->group_length;
-    return (int32_t)(r < s->n_units ? r : 2 * s->n_units - 2 - r);
+    return &e->visit[pos % s->group_length];
+}
+
+static int32_t piece_at(const engine *e, const sequence *s, int64_t pos)
+{
+    return stream_visit_at(e, s, pos)->piece;
 }
 
 static int64_t key_at(const sequence *s, int64_t pos)
@@ -152,34 +156,42 @@ static int64_t key_at(const sequence *s, int64_t pos)
     return s->first_key + pos / s->group_length;
 }
 
-static int64_t next_use(const sequence *s, int32_t unit, int64_t from)
+static int64_t next_use(const engine *e, const sequence *s, int32_t piece, int64_t from)
 {
     int64_t end = s->n_groups * s->group_length;
     for (int64_t pos = from; pos < end && pos < from + 2 * s->group_length; pos++)
-        if (stream_unit_at(s, pos) == unit)
+        if (piece_at(e, s, pos) == piece)
             return pos;
     return INT64_MAX;
+}
+
+/* Must what is fetched for `pos` wait for updates? Masters do not change from a step's first
+ * forward to the landing of their own gradients, which follows their last use; updates of one
+ * segment of a parameter must not hold up the fetch of another. */
+static bool may_be_stale(const engine *e, const sequence *s, int64_t pos)
+{
+    return !s->backward || pos < e->l.n_forward;
 }
 
 /* ---- weight buffers --------------------------------------------------------------------------
  */
 
-static bool holds(const engine *e, const weight_buffer *w, int32_t unit, int64_t key)
+static bool holds(const engine *e, const weight_buffer *w, int32_t piece, int64_t key)
 {
-    return w->unit == unit && w->version == e->s->version &&
-           (!e->unit[unit].gathers || w->key == key);
+    return w->piece == piece && w->version == e->s->version &&
+           (!e->unit[e->piece[piece].unit].gathers || w->key == key);
 }
 
 static weight_buffer *find_resident(engine *e, const sequence *s, int64_t pos)
 {
     for (int32_t i = 0; i < e->p->weight_buffers; i++)
-        if (holds(e, &e->weights[i], stream_unit_at(s, pos), key_at(s, pos)))
+        if (holds(e, &e->weights[i], piece_at(e, s, pos), key_at(s, pos)))
             return &e->weights[i];
     return NULL;
 }
 
 /* The buffer whose contents are needed last, as seen from `from`, if that is after `pos`. Not
- * `busy`, whose unit computes at present, as long as there is another: a copy into it could not
+ * `busy`, which compute reads at present, as long as there is another: a copy into it could not
  * begin before that is over. */
 static weight_buffer *find_victim(engine *e, const sequence *s, int64_t from, int64_t pos,
                                   weight_buffer *busy)
@@ -189,8 +201,8 @@ static weight_buffer *find_victim(engine *e, const sequence *s, int64_t from, in
     for (int32_t i = 0; i < e->p->weight_buffers; i++) {
         weight_buffer *w = &e->weights[i];
         int64_t use = INT64_MAX;
-        if (w->unit >= 0 && holds(e, w, w->unit, key_at(s, from)))
-            use = next_use(s, w->unit, from);
+        if (w->piece >= 0 && holds(e, w, w->piece, key_at(s, from)))
+            use = next_use(e, s, w->piece, from);
         if (w == busy) {
             busy_use = use;
         } else if (use > farthest) {
@@ -221,41 +233,71 @@ static void copy_planes(engine *e, const weight_buffer *w, int64_t at, const uin
     }
 }
 
+/* Elements that lie together on the host and on the device. */
+typedef struct run {
+    int32_t owner; /* unit in whose planes they are; -1: among the packed rows of a set */
+    int64_t from;  /* elements into those */
+    int64_t at, n; /* elements into the buffer */
+} run;
+
+static run run_of(const engine *e, const weight_buffer *w, const tpl_slice *slice)
+{
+    int32_t u = e->piece[w->piece].unit;
+    const tpl_param *slot = &e->m->units[u].t->params[slice->slot];
+    const model_param *p = &e->m->params[e->m->units[u].slot[slice->slot]];
+    if (slot->gathered) {
+        int64_t rows = e->set[w->key % LAYOUT_SETS].n_rows;
+        return (run){ -1, e->pack_offset[e->unit[u].slot_base + slice->slot], slice->at,
+                      rows * slot->info.cols };
+    }
+    return (run){ p->unit, p->offset + slice->first, slice->at, slice->n };
+}
+
+static void copy_run(engine *e, const weight_buffer *w, const run *r)
+{
+    const group_set *set = &e->set[w->key % LAYOUT_SETS];
+    const store_unit *u = r->owner >= 0 ? &e->s->units[r->owner] : NULL;
+    const uint16_t *hi = u ? u->hi : set->hi;
+    const int16_t *lo = u ? u->lo : set->lo;
+    copy_planes(e, w, r->at, hi + r->from, lo ? lo + r->from : NULL, r->n);
+}
+
+/* Brings a piece to the device, neighbours and the padding between them as one copy. */
+static void copy_piece(engine *e, const weight_buffer *w)
+{
+    const tpl_segment *s = piece_segment(e, w->piece);
+    run r = { 0 };
+    for (int32_t i = 0; i < s->n_slices; i++) {
+        run next = run_of(e, w, &s->slice[i]);
+        if (r.n > 0 && next.owner >= 0 && next.owner == r.owner &&
+            next.from - r.from == next.at - r.at) {
+            r.n = next.at - r.at + next.n;
+            continue;
+        }
+        if (r.n > 0)
+            copy_run(e, w, &r);
+        r = next;
+    }
+    if (r.n > 0)
+        copy_run(e, w, &r);
+}
+
 static void fetch(engine *e, const sequence *s, int64_t pos, weight_buffer *w)
 {
-    int32_t u = stream_unit_at(s, pos);
-    int64_t key = key_at(s, pos);
-    const model_unit *unit = &e->m->units[u];
-    const group_set *set = &e->set[key % LAYOUT_SETS];
-    const store_unit *own = &e->s->units[u];
-
+    int32_t piece = piece_at(e, s, pos);
     w->blocked_from = w->blocked_to = 0;
-    if (pool_updating(e, u)) {
+    if (may_be_stale(e, s, pos) && pool_updating(e, piece)) {
         w->blocked_from = time_now();
-        pool_wait_updates(e, u);
+        pool_wait_updates(e, piece);
         w->blocked_to = time_now();
     }
-    w->unit = u;
-    w->key = key;
+    w->piece = piece;
+    w->key = key_at(s, pos);
     w->version = e->s->version;
     e->b->event_wait(e->dev, e->q_in, w->used);
     chaos_poison(e, e->q_in, w->data, e->l.weight_stride);
-    w->copy_in = time_begin(e, e->q_in, TRACK_IN, EVENT_COPY_IN, u, -1);
-    if (e->unit[u].dense_elems)
-        copy_planes(e, w, 0, own->hi, own->lo, e->unit[u].dense_elems);
-    for (uint32_t k = 0; k < unit->t->n_params; k++) {
-        const tpl_param *slot = &unit->t->params[k];
-        const model_param *p = &e->m->params[unit->slot[k]];
-        int64_t at = e->p->tpl[u]->slot_offset[k];
-        if (slot->gathered) {
-            int64_t from = e->pack_offset[e->unit[u].slot_base + k];
-            copy_planes(e, w, at, set->hi + from, set->lo ? set->lo + from : NULL,
-                        set->n_rows * slot->info.cols);
-        } else if (slot->info.flags & MT_PARAM_ALIAS) {
-            const store_unit *owner = &e->s->units[p->unit];
-            copy_planes(e, w, at, owner->hi + p->offset, owner->lo + p->offset, p->elems);
-        }
-    }
+    w->copy_in = time_begin(e, e->q_in, TRACK_IN, EVENT_COPY_IN, e->piece[piece].unit, -1);
+    copy_piece(e, w);
     time_end(e, e->q_in, w->copy_in);
     e->b->event_record(e->dev, w->loaded, e->q_in);
 }
@@ -278,9 +320,9 @@ void stream_release(engine *e, const sequence *s, int64_t pos, weight_buffer *w)
     for (int64_t next = pos + 1; next < pos + e->p->weight_buffers && next < end; next++) {
         if (find_resident(e, s, next))
             continue;
-        /* Waiting here for anything but the very next unit would hold up its compute. */
+        /* Waiting here for anything but the very next piece would hold up its compute. */
         if (key_at(s, next) >= e->next_key ||
-            (next > pos + 1 && pool_updating(e, stream_unit_at(s, next))))
+            (next > pos + 1 && may_be_stale(e, s, next) && pool_updating(e, piece_at(e, s, next))))
             break;
         weight_buffer *victim = find_victim(e, s, pos + 1, next, w);
         if (!victim)
@@ -301,7 +343,7 @@ mt_status stream_start(engine *e)
         return status_nomem("the weight buffers", (size_t)n * sizeof *e->weights);
     for (int32_t i = 0; i < n && st == MT_OK; i++) {
         weight_buffer *w = &e->weights[i];
-        w->unit = -1;
+        w->piece = -1;
         w->copy_in = -1;
         w->data = (char *)e->region[LAYOUT_WEIGHTS] + i * e->l.weight_stride;
         st = e->b->event_create(e->dev, &w->loaded);

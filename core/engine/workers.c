@@ -384,9 +384,17 @@ static void expect(pool *p, int32_t param, int64_t slices, bool update)
 void pool_announce(engine *e, int32_t param)
 {
     const model_param *q = &e->m->params[param];
-    int64_t slice = layout_slice(q, e->l.slab_elems);
+    const tpl_plan *t = e->p->tpl[q->unit];
+    int64_t slice = layout_slice(q, e->l.slab_elems), slices = 0;
+    for (int32_t i = 0; i < t->n_segments; i++)
+        for (int32_t k = 0; k < t->segment[i].n_slices; k++) {
+            const tpl_slice *s = &t->segment[i].slice[k];
+            int64_t n = q->gathered ? q->elems : s->n;
+            if (e->m->units[q->unit].slot[s->slot] == param)
+                slices += (n + slice - 1) / slice;
+        }
     pthread_mutex_lock(&e->pool.lock);
-    expect(&e->pool, param, (q->elems + slice - 1) / slice, true);
+    expect(&e->pool, param, slices, true);
     pthread_mutex_unlock(&e->pool.lock);
 }
 
@@ -423,27 +431,28 @@ void pool_wait_param(engine *e, int32_t param)
     pthread_mutex_unlock(&p->lock);
 }
 
-static int32_t first_updating(const engine *e, int32_t unit)
+/* The pool's lock is held. */
+static bool is_updating(const engine *e, int32_t piece)
 {
-    const model_unit *u = &e->m->units[unit];
-    for (uint32_t s = 0; s < u->t->n_params; s++)
-        if (e->pool.updating[u->slot[s]] > 0)
-            return u->slot[s];
-    return -1;
+    const tpl_segment *s = piece_segment(e, piece);
+    for (int32_t i = 0; i < s->n_slices; i++)
+        if (e->pool.updating[piece_param(e, piece, &s->slice[i])] > 0)
+            return true;
+    return false;
 }
 
-bool pool_updating(engine *e, int32_t unit)
+bool pool_updating(engine *e, int32_t piece)
 {
     pthread_mutex_lock(&e->pool.lock);
-    bool busy = first_updating(e, unit) >= 0;
+    bool busy = is_updating(e, piece);
     pthread_mutex_unlock(&e->pool.lock);
     return busy;
 }
 
-void pool_wait_updates(engine *e, int32_t unit)
+void pool_wait_updates(engine *e, int32_t piece)
 {
     pthread_mutex_lock(&e->pool.lock);
-    while (first_updating(e, unit) >= 0)
+    while (is_updating(e, piece))
         pthread_cond_wait(&e->pool.done, &e->pool.lock);
     pthread_mutex_unlock(&e->pool.lock);
 }

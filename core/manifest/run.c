@@ -198,7 +198,9 @@ static void store_integer(run_manifest *r, const run_key *k, int64_t value)
 /* "at least 1" or "from 0 to 1". */
 static const char *range_text(const run_key *k, char *ret, size_t size)
 {
-    const char *or_auto = k->automatic ? "\"auto\" or " : "";
+    const char *or_auto = k->can_be_off  ? "\"auto\", \"off\" or "
+                          : k->automatic ? "\"auto\" or "
+                                         : "";
     const char *what = k->type == RUN_KEY_BYTES ? "a size" : "a number";
     if (k->max >= 1e9)
         snprintf(ret, size, "%s%s of at least %g", or_auto, what, k->min);
@@ -227,6 +229,10 @@ static mt_status read_value(run_manifest *r, const mt_config *c, const run_key *
     int64_t whole;
     if (k->automatic && n->kind == NODE_STRING && strcmp(n->text, "auto") == 0) {
         store_integer(r, k, -1);
+        return MT_OK;
+    }
+    if (k->can_be_off && n->kind == NODE_STRING && strcmp(n->text, "off") == 0) {
+        store_integer(r, k, 0);
         return MT_OK;
     }
     switch (k->type) {

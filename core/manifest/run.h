@@ -68,6 +68,7 @@ typedef struct run_manifest {
     int64_t groups;                     /* -1: auto */
     int32_t activations;                /* tpl_policy, -1: auto */
     int32_t weight_buffers;             /* -1: auto */
+    int64_t segment_bytes;              /* -1: auto, 0: off */
     run_gradients gradients;
     run_gradient_dtype gradient_dtype;
     int32_t optimizer_threads; /* 0: all */
@@ -114,6 +115,7 @@ typedef struct run_key {
     double min, max;            /* numbers only, inclusive */
     int8_t yes, no;             /* choices that true and false stand for, from 1; 0: none */
     bool automatic;             /* a number that may also be "auto", stored as -1 */
+    bool can_be_off;            /* a number that may also be "off", stored as 0 */
     int32_t offset, size;       /* of its field in run_manifest; size 0: combined with other keys */
     const char *doc;            /* one sentence */
 } run_key;

@@ -105,7 +105,11 @@ static const run_key keys[] = {
     { "memory", "activations", RUN_KEY_CHOICE, "auto", activations, FIELD(activations),
       .doc = "What backward finds saved: everything, all but cheap operations, or units' inputs." },
     { "memory", "weight_buffers", RUN_KEY_INT, "auto", RANGE(2, 1024), .automatic = true,
-      FIELD(weight_buffers), .doc = "Units whose weights are on the device at once." },
+      FIELD(weight_buffers), .doc = "Units or segments whose weights are on the device at once." },
+    { "memory", "segment_size", RUN_KEY_BYTES, "auto", RANGE(1, MOST), .automatic = true,
+      .can_be_off = true, FIELD(segment_bytes),
+      .doc = "Units with larger weights are streamed some experts at a time (512MiB); auto: where "
+             "nothing fits otherwise." },
     { "memory", "gradients", RUN_KEY_CHOICE, "auto", gradients, FIELD(gradients),
       .doc = "Where gradients are summed, and with clipping wait for their norm: device or host "
              "memory; auto: the fastest that fits." },

@@ -185,6 +185,7 @@ static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tok
                              .groups = run->groups,
                              .policy = run->activations,
                              .weight_buffers = run->weight_buffers,
+                             .segment_bytes = run->segment_bytes,
                              .gradients = gradients[run->gradients],
                              .gradient_dtype =
                                  run->gradient_dtype == RUN_GRADIENT_BF16 ? MT_BF16 : MT_F32,

@@ -33,22 +33,27 @@ static void set_error(const char *fmt, ...)
 
 int32_t world_threads = 2;
 
-const mt_backend *world_backend(void **ret_device)
+/* The interface of a plugin of the build tree. */
+static const void *load_plugin(const char *path, const char *interface)
 {
     static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR,
                                   set_error,   log_write,    status_text };
+    void *so = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    void *symbol = so ? dlsym(so, MT_PLUGIN_ENTRY) : NULL;
+    const mt_plugin *(*entry)(uint32_t, uint32_t);
+    memcpy(&entry, &symbol, sizeof entry);
+    const mt_plugin *p = symbol ? entry(MT_ABI_MAJOR, MT_ABI_MINOR) : NULL;
+    if (!p || p->init(&host) < 0)
+        world_fail(path ? path : "no plugin is named");
+    return p->get_interface(interface);
+}
+
+const mt_backend *world_backend(void **ret_device)
+{
     static const mt_backend *backend;
     static void *device;
     if (!backend) {
-        const char *path = getenv("MT_TEST_CPU_PLUGIN");
-        void *so = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
-        void *symbol = so ? dlsym(so, MT_PLUGIN_ENTRY) : NULL;
-        const mt_plugin *(*entry)(uint32_t, uint32_t);
-        memcpy(&entry, &symbol, sizeof entry);
-        const mt_plugin *p = symbol ? entry(MT_ABI_MAJOR, MT_ABI_MINOR) : NULL;
-        if (!p || p->init(&host) < 0)
-            world_fail("cannot load the CPU backend");
-        backend = p->get_interface(MT_BACKEND_INTERFACE);
+        backend = load_plugin(getenv("MT_TEST_CPU_PLUGIN"), MT_BACKEND_INTERFACE);
         if (!backend || backend->open(0, world_threads, &device) < 0)
             world_fail("cannot open the CPU device");
     }
@@ -164,9 +169,9 @@ static mt_status build_head(mt_builder *b, const void *arch, const void *arg)
     return MT_OK;
 }
 
-static mt_status configure(const mt_config *config, mt_model *m, void **ret)
+static mt_status configure(const mt_config *hyper, mt_model *m, void **ret)
 {
-    const struct world_config *c = (const struct world_config *)config;
+    const struct world_config *c = (const struct world_config *)hyper;
     int32_t embed = mt_add_template(m, "embed", build_embed, NULL);
     int32_t block = mt_add_template(m, "block", build_block, NULL);
     int32_t head = mt_add_template(m, "head", build_head, NULL);
@@ -189,8 +194,25 @@ static void destroy(void *arch)
     (void)arch;
 }
 
+static void open_manifest(const world_options *o, world *ret)
+{
+    const char *plugins = getenv("MT_TEST_PLUGINS"), *models = getenv("MT_TEST_MODELS");
+    char path[1024];
+    *ret = (world){ 0 };
+    snprintf(path, sizeof path, "%s/%s.so", plugins ? plugins : ".", o->plugin);
+    const mt_arch *arch = load_plugin(path, MT_ARCH_INTERFACE);
+    snprintf(path, sizeof path, "%s/%s.yaml", models ? models : ".", o->manifest);
+    if (!arch || model_source_open(path, &ret->source) < 0 ||
+        model_create(arch, ret->source.hyper, &ret->m) < 0)
+        world_fail(path);
+}
+
 void world_model(const world_options *o, world *ret)
 {
+    if (o->manifest) {
+        open_manifest(o, ret);
+        return;
+    }
     static const char *const types[] = { "world" };
     static const mt_arch arch = { sizeof arch, 1, types, configure, destroy };
     struct world_config *c = calloc(1, sizeof *c);
@@ -307,6 +329,8 @@ void world_close(world *w)
     store_destroy(w->s);
     plan_destroy(w->p);
     model_destroy(w->m);
+    if (w->source.config)
+        model_source_close(&w->source);
     free(w->config);
 }
 

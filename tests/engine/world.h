@@ -7,14 +7,18 @@
 #define MT_TEST_WORLD_H
 
 #include "core/engine/engine.h"
+#include "core/manifest/run.h"
 
 enum { WORLD_VOCAB = 61, WORLD_HIDDEN = 32, WORLD_BLOCKS = 3 };
 
 typedef struct world_options {
     bool tied, frozen_norms;
-    int32_t hidden;       /* 0: WORLD_HIDDEN */
-    int32_t blocks;       /* 0: WORLD_BLOCKS */
-    int32_t vocab;        /* 0: WORLD_VOCAB */
+    int32_t hidden; /* 0: WORLD_HIDDEN */
+    int32_t blocks; /* 0: WORLD_BLOCKS */
+    int32_t vocab;  /* 0: WORLD_VOCAB */
+    /* A model manifest of tests/engine/models and the plugin of its architecture, in place of the
+     * model of this file; hidden, blocks, vocab and so on then mean nothing. */
+    const char *manifest, *plugin;
     plan_request request; /* zero fields get defaults */
     bool serial;
     uint64_t chaos, seed;
@@ -26,6 +30,7 @@ typedef struct world_options {
 
 typedef struct world {
     struct world_config *config;
+    model_source source; /* of a manifest */
     model *m;
     plan *p;
     store *s;

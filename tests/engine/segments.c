@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Units that are streamed by their experts: the same bits as whole ones, in less memory.
+ */
+#include "world.h"
+
+#include "../check.h"
+#include "core/base/status.h"
+
+#include <math.h>
+
+static const struct {
+    const char *plugin, *manifest;
+    int32_t parts;
+} models[] = { { "mistral", "mixtral", 8 },
+               { "qwen", "qwen2_moe", 6 },
+               { "deepseek", "deepseek_v2", 10 },
+               { "gpt_oss", "gpt_oss", 4 } };
+enum { MODELS = sizeof models / sizeof *models, STEPS = 3 };
+
+static world_options options(int kind)
+{
+    world_options o = { .plugin = models[kind].plugin, .manifest = models[kind].manifest };
+    o.request.training = true;
+    return o;
+}
+
+typedef struct outcome {
+    uint64_t hash;
+    double loss, norm;
+    int32_t segments; /* most of a unit */
+} outcome;
+
+/* A few steps of 3 or 4 micro-batches with an evaluation in between. */
+static outcome train(const world_options *o)
+{
+    outcome r = { 0 };
+    world w;
+    world_open(o, &w);
+    for (int32_t u = 0; u < w.m->n_units; u++)
+        if (w.p->tpl[u]->n_segments > r.segments)
+            r.segments = w.p->tpl[u]->n_segments;
+    for (int i = 1; i <= STEPS; i++) {
+        step_batch *b = world_batch((uint64_t)i, 3 + i % 2, 24 - i % 2 * 5, 3, WORLD_VOCAB);
+        engine_step_params p = { i, 2e-3, w.p->request.max_grad_norm };
+        engine_result res = { 0 };
+        if (engine_step(w.e, b, &p, &res) < 0)
+            world_fail("engine_step");
+        CHECK(res.updated && isfinite(res.loss_sum), "step %d", i);
+        r.loss += res.loss_sum;
+        r.norm += res.grad_norm;
+        if (i == 2)
+            r.loss += world_loss(&w, b);
+        world_batch_free(b);
+    }
+    if (engine_drain(w.e) < 0)
+        world_fail("engine_drain");
+    int64_t bytes[PLAN_TIERS];
+    engine_bytes(w.e, bytes);
+    for (int t = 0; t < PLAN_TIERS; t++)
+        CHECK(bytes[t] == w.p->tier_bytes[t], "tier %d: %lld, planned %lld", t, (long long)bytes[t],
+              (long long)w.p->tier_bytes[t]);
+    r.hash = store_hash(w.s);
+    world_close(&w);
+    return r;
+}
+
+static bool same(double a, double b)
+{
+    return a == b || (isnan(a) && isnan(b));
+}
+
+/* Mode: a way to train. Every policy, dtype, clipping, number of groups and place of gradients
+ * takes its turn with every model. */
+static world_options in_mode(int kind, int mode)
+{
+    static const plan_gradients place[] = { PLAN_GRADIENTS_HOST, PLAN_GRADIENTS_DEVICE,
+                                            PLAN_GRADIENTS_HELD };
+    world_options o = options(kind);
+    o.request.policy = mode % TPL_POLICIES;
+    o.request.compute = mode & 1 ? MT_BF16 : MT_F32;
+    o.request.max_grad_norm = mode & 2 ? -1 : 0.5;
+    o.request.groups = 1 + (mode >> 2 & 1);
+    o.request.gradients = place[(mode + mode / 3) % 3];
+    o.request.gradient_dtype = mode % 7 < 2 ? MT_BF16 : MT_F32;
+    o.request.weight_buffers = 2 + (mode % 4 == 3);
+    return o;
+}
+
+static void segmented_equals_whole(void)
+{
+    enum { MODES = 9 };
+    for (int kind = 0; kind < MODELS; kind++)
+        for (int mode = 0; mode < MODES; mode++) {
+            world_options o = in_mode(kind, mode);
+            o.serial = mode % 3 == 0;
+            outcome want = train(&o);
+            CHECK(want.segments == 1);
+            /* One part at a time, and several, of which the last segment has fewer. */
+            for (int size = 0; size < 2; size++) {
+                world_options cut = o;
+                cut.request.segment_bytes = size ? 24 << 10 : 1;
+                cut.serial = size;
+                cut.chaos = size ? 0 : (uint64_t)mode + 1;
+                outcome got = train(&cut);
+                CHECK(size ? got.segments > 1 : got.segments == 1 + models[kind].parts,
+                      "%s mode %d: %d segments", models[kind].manifest, mode, got.segments);
+                CHECK(got.loss == want.loss && same(got.norm, want.norm),
+                      "%s mode %d size %d: loss %.17g %.17g norm %.17g %.17g",
+                      models[kind].manifest, mode, size, got.loss, want.loss, got.norm, want.norm);
+                CHECK(got.hash == want.hash, "%s mode %d size %d", models[kind].manifest, mode,
+                      size);
+            }
+        }
+}
+
+/* Experts of the stack `param` that any gradient is not zero of. */
+static int experts_with_gradient(const world *w, int32_t param, const float *all)
+{
+    const model_param *p = &w->m->params[param];
+    int64_t each = p->elems / p->info->stack;
+    const float *g = all + world_offset(w, param);
+    int n = 0;
+    for (int64_t e = 0; e < p->info->stack; e++) {
+        bool any = false;
+        for (int64_t i = 0; i < each; i++)
+            any |= g[e * each + i] != 0;
+        n += any;
+    }
+    return n;
+}
+
+/* A batch of one word: every token goes to the same two experts. */
+static void experts_without_tokens_have_no_gradient(plan_gradients place)
+{
+    world_options o = options(0);
+    world whole, cut;
+    o.request.gradients = place;
+    world_open(&o, &whole);
+    o.request.segment_bytes = 1;
+    o.chaos = 3;
+    world_open(&o, &cut);
+    step_batch *b = world_batch(1, 4, 24, 3, 1);
+    double l0, l1;
+    float *x = world_gradients(&whole, b, &l0), *y = world_gradients(&cut, b, &l1);
+    CHECK(l0 == l1, "%.17g %.17g", l0, l1);
+    CHECK(memcmp(x, y, (size_t)whole.m->total_params * sizeof *x) == 0);
+    int stacks = 0;
+    for (int32_t i = 0; i < cut.m->n_params; i++)
+        if (cut.m->params[i].info->stack) {
+            CHECK(experts_with_gradient(&cut, i, y) == 2, "%s: %d", cut.m->params[i].name,
+                  experts_with_gradient(&cut, i, y));
+            stacks++;
+        }
+    CHECK(stacks == 4, "%d", stacks);
+    free(x);
+    free(y);
+    world_batch_free(b);
+    world_close(&whole);
+    world_close(&cut);
+}
+
+static void two_of_eight_experts(void)
+{
+    experts_without_tokens_have_no_gradient(PLAN_GRADIENTS_HOST);
+    experts_without_tokens_have_no_gradient(PLAN_GRADIENTS_HELD);
+}
+
+static int64_t device_bytes(const model *m, world_options o, int64_t segment_bytes)
+{
+    plan *p;
+    o.request.segment_bytes = segment_bytes;
+    if (world_plan(&o, m, &p) < 0)
+        world_fail("world_plan");
+    int64_t bytes = p->tier_bytes[PLAN_DEVICE];
+    plan_destroy(p);
+    return bytes;
+}
+
+static void a_limit_is_met_by_segments(void)
+{
+    world_options o = options(0);
+    world w;
+    plan *p = NULL;
+    o.request.policy = TPL_INPUT;
+    o.request.micro_tokens = 4;
+    o.request.micro_batches = 2;
+    world_model(&o, &w);
+    int64_t whole = device_bytes(w.m, o, 0), finest = device_bytes(w.m, o, 1);
+    CHECK(finest < whole, "%lld %lld", (long long)finest, (long long)whole);
+    o.request.device_limit = (whole + finest) / 2;
+    CHECK(world_plan(&o, w.m, &p) == MT_ERR_NOMEM && strstr(status_text(), "segment_size: auto"),
+          "%s", status_text());
+    o.request.segment_bytes = PLAN_AUTO;
+    CHECK(world_plan(&o, w.m, &p) == MT_OK, "%s", status_text());
+    if (p) {
+        CHECK(p->segment_bytes > 0 && p->tpl[1]->n_segments > 1);
+        CHECK(p->tier_bytes[PLAN_DEVICE] <= o.request.device_limit);
+        plan_destroy(p);
+        p = NULL;
+    }
+    /* Not finer than it has to be, and not at all where it need not be. */
+    o.request.device_limit = finest;
+    CHECK(world_plan(&o, w.m, &p) == MT_OK && p->tpl[1]->bounds.segment_parts == 1);
+    plan_destroy(p);
+    o.request.device_limit = whole;
+    CHECK(world_plan(&o, w.m, &p) == MT_OK && p->segment_bytes == 0);
+    plan_destroy(p);
+    o.request.device_limit = finest - 1;
+    CHECK(world_plan(&o, w.m, &p) == MT_ERR_NOMEM);
+    world_close(&w);
+}
+
+/* Without experts there is nothing to cut. */
+static void dense_models_stay_whole(void)
+{
+    world_options o = { 0 };
+    world w;
+    plan *p;
+    o.request.training = true;
+    o.request.segment_bytes = 1;
+    world_model(&o, &w);
+    if (world_plan(&o, w.m, &p) < 0)
+        world_fail("world_plan");
+    for (int32_t u = 0; u < w.m->n_units; u++)
+        CHECK(p->tpl[u]->n_segments == 1);
+    plan_destroy(p);
+    world_close(&w);
+}
+
+static void a_plan_says_what_is_cut(void *arg, const char *text)
+{
+    bool *found = arg;
+    *found |= strstr(text, "segments: 2 units are streamed by their experts, in up to 9") != NULL;
+}
+
+static void the_plan_prints_segments(void)
+{
+    world_options o = options(0);
+    world w;
+    plan *p;
+    bool found = false;
+    o.request.segment_bytes = 1;
+    world_model(&o, &w);
+    if (world_plan(&o, w.m, &p) < 0)
+        world_fail("world_plan");
+    plan_print(p, false, a_plan_says_what_is_cut, &found);
+    CHECK(found);
+    plan_destroy(p);
+    world_close(&w);
+}
+
+int main(void)
+{
+    RUN(segmented_equals_whole);
+    RUN(two_of_eight_experts);
+    RUN(a_limit_is_met_by_segments);
+    RUN(dense_models_stay_whole);
+    RUN(the_plan_prints_segments);
+    return check_done();
+}
