@@ -100,17 +100,18 @@ static const char *cache_folder(const mt_data_request *r, const doc_options *o)
     return strcmp(o->cache, "auto") == 0 ? r->cache_folder : o->cache;
 }
 
-/* One line on what a dataset is, and warnings on what was left out of it. */
+/* One line on what a dataset is, and warnings on what was left out of it. Validation is opened for
+ * every evaluation anew and says nothing. */
 static void report(const dataset *d, const char *key)
 {
     const samples *t = &d->samples;
     const source *s = &d->source;
-    double mean = t->n ? (double)(t->tokens + t->n) / (double)t->n : 0;
     doc_log(MT_LOG_INFO,
-            "data: %s: %s: %lld sample%s of %.0f tokens in the mean, %lld tokens, %lld of them "
-            "trained; longest document %lld",
-            key, s->format, (long long)t->n, t->n == 1 ? "" : "s", mean,
-            (long long)(t->tokens + t->n), (long long)t->targets, (long long)t->longest);
+            "data: %s: %s: %lld sample%s, %lld tokens (%lld trained), %.0f in the mean; longest "
+            "document %lld",
+            key, s->format, (long long)t->n, t->n == 1 ? "" : "s", (long long)t->tokens,
+            (long long)t->targets, t->n ? (double)t->tokens / (double)t->n : 0.0,
+            (long long)t->longest);
     if (s->skipped)
         doc_log(MT_LOG_WARNING, "data: %s: malformed records, skipped: %lld", key,
                 (long long)s->skipped);
@@ -150,7 +151,7 @@ static mt_status open_dataset(stream *t, const mt_data_request *r, const doc_opt
     if (t->n_datasets > 1)
         d->first_id = d[-1].first_id + d[-1].samples.n;
     t->all += d->an_epoch;
-    if (t->split == MT_SPLIT_TRAIN || from == &o->validation)
+    if (t->split == MT_SPLIT_TRAIN)
         report(d, from->key);
     if (n == 0)
         return r->config->reject(r->config, from->key,

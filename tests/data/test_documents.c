@@ -376,6 +376,59 @@ static void the_first_malformed_record_is_named(void)
     support_leave(folder);
 }
 
+/* Files with a few bytes altered, taken out or cut off are read or refused, never worse; what is
+ * read keeps its promises. */
+static void mutations(void)
+{
+    static const char *const seeds[] = {
+        DIALOGUE
+        "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": "
+        "\"\\u00e4\"}]}, {\"role\": \"assistant\", \"content\": \"x\"}]}\n",
+        "[{\"prompt\": \"a[]{}\", \"completion\": \"\\\"b\"}, {\"prompt\": \"c\", \"completion\": "
+        "\"d\"}]",
+        "{\"input_ids\": [1, 2, 3], \"labels\": [-100, 2, 3], \"attention_mask\": [1, 1, 0]}\n",
+        "{\"instruction\": \"i\", \"input\": \"j\", \"output\": \"k\", \"history\": [[\"l\", "
+        "\"m\"]]}\n",
+    };
+    enum { ROUNDS = 400, MOST_BYTES = 1024 };
+    uint32_t state = 1;
+    int opened = 0;
+    support_enter(folder);
+    log_set_level(MT_LOG_ERROR - 1);
+    for (int round = 0; round < ROUNDS; round++) {
+        char text[MOST_BYTES];
+        size_t n = strlen(seeds[round % 4]);
+        memcpy(text, seeds[round % 4], n);
+        for (int k = 0; k < 1 + round % 3; k++) {
+            state = state * 1664525u + 1013904223u;
+            size_t at = (state >> 8) % n;
+            if (state >> 30 == 0)
+                n = at + 1;
+            else if (state >> 30 == 1)
+                memmove(text + at, text + at + 1, --n - at);
+            else
+                text[at] = "{}[]\",:\\0\n\xff"[(state >> 4) % 11];
+        }
+        support_write("a.json", text, n);
+        const support_config c = SUPPORT_CONFIG("files", "a.json", IN_ORDER, "on_error", "skip");
+        void *s = NULL;
+        mt_document doc;
+        if (open_stream(&c, MT_SPLIT_TRAIN, 64, 0, 1, &s) != MT_OK) {
+            CHECK(*status_text(), "an error without a word");
+            continue;
+        }
+        opened++;
+        for (int64_t i = documents(s); i > 0; i--)
+            CHECK(d->next(s, &doc) == MT_OK && doc.n >= 2 && doc.n <= 65 && !doc.loss_mask[0] &&
+                      memchr(doc.loss_mask, 1, (size_t)doc.n),
+                  "round %d", round);
+        d->close(s);
+    }
+    CHECK(opened > ROUNDS / 10, "only %d could be opened", opened);
+    log_set_level(MT_LOG_INFO);
+    support_leave(folder);
+}
+
 /* ---- what a model lacks, keys --------------------------------------------------------------- */
 
 static void messages(void)
@@ -442,6 +495,7 @@ int main(int argc, char **argv)
     RUN(malformed_turns);
     RUN(malformed_tokens);
     RUN(the_first_malformed_record_is_named);
+    RUN(mutations);
     RUN(messages);
     return check_done();
 }
