@@ -100,8 +100,9 @@ static void show_part(conversation *c, const char *p, int64_t n, int64_t *shown)
 {
     if (n <= *shown)
         return;
-    generation_show(&c->out, p + *shown, n - *shown);
+    token_text_show(&c->out, p + *shown, n - *shown);
     *shown = n;
+    fflush(stdout);
 }
 
 static void show_thought(conversation *c, const mt_message *m)
@@ -138,14 +139,16 @@ static void parse(const conversation *c, mt_message *ret)
 static mt_status put(void *arg, int32_t token)
 {
     conversation *c = arg;
-    char bytes[512];
-    int64_t n = generation_text(c->g, token, 0, bytes, sizeof bytes);
+    const session *s = c->g->s;
+    char bytes[TOKEN_TEXT_ROOM];
+    int64_t n = token_text(s->tokenizer, s->tokens, token, 0, bytes);
     mt_status st = append_text(c, bytes, n);
     if (st != MT_OK)
         return st;
     if (c->raw) {
-        n = generation_text(c->g, token, MT_DECODE_SKIP_SPECIAL, bytes, sizeof bytes);
-        generation_show(&c->out, bytes, n);
+        n = token_text(s->tokenizer, s->tokens, token, MT_DECODE_SKIP_SPECIAL, bytes);
+        token_text_show(&c->out, bytes, n);
+        fflush(stdout);
         return MT_OK;
     }
     mt_message m;
@@ -182,7 +185,7 @@ mt_status conversation_answer(conversation *c, int64_t *ret_made)
     free(tokens);
     if (st == MT_OK) {
         st = generation_run(c->g, stops, n_stops, c->max_tokens, put, c, ret_made);
-        generation_show_end(&c->out);
+        token_text_end(&c->out);
         putchar('\n');
         fflush(stdout);
     }

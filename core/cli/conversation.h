@@ -6,6 +6,7 @@
 #define MT_CORE_CLI_CONVERSATION_H
 
 #include "generation.h"
+#include "token_text.h"
 
 typedef struct conversation {
     generation *g;      /* its session has a chat format */

@@ -223,9 +223,10 @@ static mt_status start(work *w)
 static mt_status put(void *arg, int32_t token)
 {
     work *w = arg;
-    char bytes[512];
-    int64_t n = generation_text(&w->g, token, MT_DECODE_SKIP_SPECIAL, bytes, sizeof bytes);
-    generation_show(&w->out, bytes, n);
+    char bytes[TOKEN_TEXT_ROOM];
+    int64_t n = token_text(w->s.tokenizer, w->s.tokens, token, MT_DECODE_SKIP_SPECIAL, bytes);
+    token_text_show(&w->out, bytes, n);
+    fflush(stdout);
     return MT_OK;
 }
 
@@ -233,11 +234,11 @@ static mt_status go_on(work *w, int64_t *ret_made)
 {
     int32_t end = w->s.tokenizer->special(w->s.tokens, MT_SPECIAL_END);
     if (!w->q->raw)
-        generation_show(&w->out, w->prompt, w->n_prompt);
+        token_text_show(&w->out, w->prompt, w->n_prompt);
     mt_status st = generation_feed(&w->g, w->tokens, w->n_tokens);
     if (st == MT_OK)
         st = generation_run(&w->g, &end, end >= 0, w->most, put, w, ret_made);
-    generation_show_end(&w->out);
+    token_text_end(&w->out);
     putchar('\n');
     return st;
 }

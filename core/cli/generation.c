@@ -97,35 +97,3 @@ mt_status generation_run(generation *g, const int32_t *stops, int64_t n_stops, i
     *ret_made = made;
     return st;
 }
-
-int64_t generation_text(const generation *g, int32_t token, uint32_t flags, char *ret,
-                        int64_t capacity)
-{
-    /* The second of two is inside a text. */
-    enum { ROOM = 512 };
-    const int32_t two[2] = { token, token };
-    char text[2 * ROOM];
-    const session *s = g->s;
-    int64_t n = s->tokenizer->decode(s->tokens, two, 2, flags, text, sizeof text);
-    int64_t skip = s->tokenizer->decode(s->tokens, two, 1, flags, NULL, 0);
-    if (n < skip || skip < 0 || n > (int64_t)sizeof text)
-        return 0;
-    memcpy(ret, text + skip, (size_t)(n - skip < capacity ? n - skip : capacity));
-    return n - skip;
-}
-
-void generation_show(utf8_stream *out, const char *p, int64_t n)
-{
-    char shown[UTF8_ROOM];
-    for (int64_t i = 0; i < n; i++) {
-        int count = utf8_put(out, (unsigned char)p[i], shown);
-        fwrite(shown, 1, (size_t)count, stdout);
-    }
-    fflush(stdout);
-}
-
-void generation_show_end(utf8_stream *out)
-{
-    char shown[UTF8_ROOM];
-    fwrite(shown, 1, (size_t)utf8_end(out, shown), stdout);
-}

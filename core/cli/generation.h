@@ -7,7 +7,6 @@
 
 #include "../train/sample.h"
 #include "../train/session.h"
-#include "utf8.h"
 
 typedef struct generation {
     session *s; /* with device, model and tokenizer */
@@ -40,14 +39,5 @@ typedef mt_status (*generation_put)(void *arg, int32_t token);
  * is full. [main] */
 mt_status generation_run(generation *g, const int32_t *stops, int64_t n_stops, int64_t most,
                          generation_put put, void *arg, int64_t *ret_made);
-
-/* Bytes of a token inside a text, where no tokenizer drops a space; at most `capacity` are written,
- * returns how many there are. `flags` as of decode. */
-int64_t generation_text(const generation *g, int32_t token, uint32_t flags, char *ret,
-                        int64_t capacity);
-
-/* Shows bytes on the standard output, as far as they make whole characters. */
-void generation_show(utf8_stream *out, const char *p, int64_t n);
-void generation_show_end(utf8_stream *out);
 
 #endif

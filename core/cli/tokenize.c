@@ -17,10 +17,13 @@
 #include <stdlib.h>
 
 typedef struct request {
-    const char *tokenizer, *file, *output, *separator;
+    const char *tokenizer, *file, *output, *separator, *chat_format;
     const char *text; /* NULL: the file, or the standard input */
-    bool no_special, literal, pieces, decode, count;
+    bool no_special, literal, pieces, decode, count, labels;
+    int64_t documents; /* to show, 0: not given */
 } request;
+
+enum { DEFAULT_DOCUMENTS = 10 };
 
 /* ---- ids ------------------------------------------------------------------------------------- */
 
@@ -252,12 +255,35 @@ static mt_status run_request(const request *q)
     return st;
 }
 
-static int check(const cli_command *self, const request *q, int words)
+static int check_labels(const cli_command *self, const request *q, char **words, int n_words)
 {
-    if (words > 1)
-        return cli_usage(self, "one text at a time; put it in quotes");
+    if (!q->file)
+        return cli_usage(self, "--show-labels needs --file, such as --file chat.jsonl");
+    if (q->no_special || q->literal || q->pieces || q->decode || q->count || q->output)
+        return cli_usage(self, "--show-labels shows what training sees; other options but "
+                               "--chat-format and --documents do not apply");
+    if (q->documents < 0)
+        return cli_usage(self, "--documents must be at least 1, not %lld", (long long)q->documents);
+    for (int i = 0; i < n_words; i++)
+        if (!strchr(words[i], '='))
+            return cli_usage(self,
+                             "'%s' is no key of the data; write key=value, such as "
+                             "train_on=last",
+                             words[i]);
+    return CLI_GO_ON;
+}
+
+static int check(const cli_command *self, const request *q, char **names, int words)
+{
     if (!q->tokenizer)
         return cli_usage(self, "which tokenizer? name a file or a folder with --tokenizer PATH");
+    if (q->labels)
+        return check_labels(self, q, names, words);
+    if (q->chat_format || q->documents)
+        return cli_usage(self, "%s is for --show-labels",
+                         q->chat_format ? "--chat-format" : "--documents");
+    if (words > 1)
+        return cli_usage(self, "one text at a time; put it in quotes");
     if (words == 1 && q->file)
         return cli_usage(self, "a text and --file %s; give one of the two", q->file);
     if (q->pieces + q->decode + q->count + (q->output != NULL) > 1)
@@ -289,19 +315,33 @@ static int run_tokenize(const cli_command *self, int argc, char **argv)
         { "o", CLI_TEXT, &q.output, "OUT.bin", "write the tokens to a file to train on" },
         { "separator", CLI_TEXT, &q.separator, "HOW",
           "with -o, what ends a document: none, blank_line, or a text (none)" },
+        { "show-labels", CLI_FLAG, &q.labels, NULL,
+          "show the documents of --file as training sees them, and what is trained" },
+        { "chat-format", CLI_TEXT, &q.chat_format, "NAME",
+          "with --show-labels, instead of the tokenizer's own" },
+        { "documents", CLI_INT, &q.documents, "N", "with --show-labels, how many (10)" },
         CLI_PLUGIN_DIR(&dirs),
         { 0 }
     };
     int words = 0, rc = cli_parse(self, options, argc, argv, &words);
     if (rc == CLI_GO_ON)
-        rc = check(self, &q, words);
+        rc = check(self, &q, argv, words);
     if (rc != CLI_GO_ON)
         return rc;
     q.text = words ? argv[0] : NULL;
     q.separator = q.separator ? q.separator : "none";
 
     mt_status st = cli_find_plugins(&dirs);
-    if (st == MT_OK)
+    if (st == MT_OK && q.labels)
+        st = tokenize_show_labels(&(tokenize_labels){
+            .tokenizer = q.tokenizer,
+            .chat_format = q.chat_format ? q.chat_format : "auto",
+            .file = q.file,
+            .keys = argv,
+            .n_keys = words,
+            .most = q.documents ? q.documents : DEFAULT_DOCUMENTS,
+        });
+    else if (st == MT_OK)
         st = run_request(&q);
     rc = cli_exit(st);
     registry_finish();
@@ -317,9 +357,14 @@ const cli_command cli_tokenize = {
         "the standard input. The ids are those of Hugging Face's tokenizers for the same file.\n"
         "With -o the tokens go to a file in llm.c's format, 16 or 32 bits a token as the\n"
         "vocabulary needs, the end token behind each document; in a FILE.jsonl each line is an\n"
-        "object with a document at \"text\".",
-    .example = "examples: look at the tokens of a sentence; make a file to train on\n"
+        "object with a document at \"text\".\n"
+        "With --show-labels, documents of --file (conversations, instructions, text) are shown as\n"
+        "training sees them, in green what is trained, or between \u27e6 and \u27e7 where there "
+        "is\n"
+        "no terminal. Keys of a run manifest's data section may follow: train_on=last.",
+    .example = "examples: look at the tokens of a sentence; make a file to train on; see labels\n"
                "  megatrain tokenize --tokenizer models/qwen3-8b --pieces 'Hello world'\n"
-               "  megatrain tokenize --tokenizer models/qwen3-8b --file web.jsonl -o web.bin",
+               "  megatrain tokenize --tokenizer models/qwen3-8b --file web.jsonl -o web.bin\n"
+               "  megatrain tokenize --tokenizer models/qwen3-8b --file chat.jsonl --show-labels",
     .run = run_tokenize,
 };

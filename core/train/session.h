@@ -97,10 +97,18 @@ mt_status session_find_tokenizer(const char *path, const mt_tokenizer **ret);
 /* `tokenizer` is a folder or file, or "auto": the one in the model's folder, where a plugin can
  * read it, the bytes themselves for a vocabulary of 256, else none. `chat_format` is a name,
  * "none", or "auto": the one that the model names (chat_format) or whose template stands beside the
- * tokenizer, else none; NULL: the one that `custom` spells out. Needs the model. */
+ * tokenizer, else none; NULL: the one that `custom` spells out. "auto" needs the model: without one
+ * only the template counts. */
 mt_status session_open_tokenizer(session *s, const char *tokenizer, const char *chat_format,
                                  const mt_config *custom);
 void session_close_tokenizer(session *s); /* accepts a session without */
+
+/* The loader of records: conversations, instructions, text. */
+mt_status session_find_records(const mt_data **ret);
+
+/* What data is opened with: tokenizer, chat format and cache of the session, and the keys of the
+ * data; split, length and seed are the caller's to set. */
+mt_data_request session_data_request(const session *s, const mt_config *keys);
 
 /* Opens the training stream and looks at the validation split; checks the data against the model.
  * Needs the model, and the tokenizer where there is one. */

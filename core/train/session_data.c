@@ -164,7 +164,7 @@ static mt_status find_format(const session *s, const mt_chat *chat, const char *
 {
     const mt_config *hyper = s->source.hyper;
     *ret = NULL;
-    if (hyper->has(hyper, "chat_format"))
+    if (hyper && hyper->has(hyper, "chat_format"))
         return hyper->get_string(hyper, "chat_format", ret);
     if (s->tokenizer_path[0])
         *ret = identify(s, chat);
@@ -241,6 +241,15 @@ static const char *choose_loader(const session *s, const run_manifest *run)
     return bytes ? MT_BYTES_LOADER : MT_RECORDS_LOADER;
 }
 
+mt_status session_find_records(const mt_data **ret)
+{
+    const void *table = NULL;
+    mt_status st = registry_find(PLUGIN_LOADER, MT_RECORDS_LOADER, MT_DATA_INTERFACE, &table, NULL);
+    if (st == MT_OK)
+        *ret = table;
+    return st;
+}
+
 /* For data that has a chat format of its own where the model has none. */
 static const mt_chat *any_chat(const session *s)
 {
@@ -251,20 +260,25 @@ static const mt_chat *any_chat(const session *s)
     return table;
 }
 
+mt_data_request session_data_request(const session *s, const mt_config *keys)
+{
+    return (mt_data_request){ .struct_size = sizeof(mt_data_request),
+                              .config = keys,
+                              .rank = 0,
+                              .world = 1,
+                              .tokenizer = s->tokenizer,
+                              .tokens = s->tokens,
+                              .chat = any_chat(s),
+                              .conversation = s->conversation,
+                              .cache_folder = s->cache_folder[0] ? s->cache_folder : NULL };
+}
+
 static mt_status open_stream(const session *s, const run_manifest *run, mt_split split, void **ret)
 {
-    const mt_data_request request = { .struct_size = sizeof request,
-                                      .split = split,
-                                      .config = config_section(run->config, "data"),
-                                      .max_seq_len = run->max_seq_len,
-                                      .seed = (uint64_t)run->seed,
-                                      .rank = 0,
-                                      .world = 1,
-                                      .tokenizer = s->tokenizer,
-                                      .tokens = s->tokens,
-                                      .chat = any_chat(s),
-                                      .conversation = s->conversation,
-                                      .cache_folder = s->cache_folder[0] ? s->cache_folder : NULL };
+    mt_data_request request = session_data_request(s, config_section(run->config, "data"));
+    request.split = split;
+    request.max_seq_len = run->max_seq_len;
+    request.seed = (uint64_t)run->seed;
     return s->data->open(&request, ret);
 }
 

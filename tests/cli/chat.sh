@@ -56,6 +56,50 @@ says() {
 
 expect 0 'finished: step 60 of 60' -- train run.yaml
 
+# ---- what is trained ------------------------------------------------------------------------------
+
+labels() { "$megatrain" tokenize --tokenizer model --file chat.jsonl --show-labels "$@" >out 2>err; }
+labels --chat-format chatml
+check 'answers with their end-of-turn tokens are trained, and nothing else' diff out - <<'END'
+document 1: 106 tokens, 43 trained
+<|im_start|>user
+What is the capital of France?<|im_end|>
+<|im_start|>assistant
+⟦It is Paris, on the Seine.<|im_end|>⟧
+<|im_start|>user
+And of Japan?<|im_end|>
+<|im_start|>assistant
+⟦That one is Tōkyō: 東京.<|im_end|>⟧
+
+
+document 2: 40 tokens, 15 trained
+<|im_start|>user
+Name a color.<|im_end|>
+<|im_start|>assistant
+⟦Blue, like the sky.<|im_end|>⟧
+
+
+document 3: 47 tokens, 5 trained
+<|im_start|>system
+Be loud.<|im_end|>
+<|im_start|>user
+Name a color.<|im_end|>
+<|im_start|>assistant
+⟦RED!<|im_end|>⟧
+
+
+END
+labels --chat-format chatml --documents 1 train_on=last
+check 'one document' test "$(grep -c '^document' out)" = 1
+check 'of which the last answer is trained' test "$(grep -c ⟦ out)" = 1
+expect 1 'has no chat format' -- tokenize --tokenizer model --file chat.jsonl --show-labels
+expect 1 "did you mean 'train_on'" -- tokenize --tokenizer model --file chat.jsonl \
+    --chat-format chatml --show-labels trainon=last
+expect 2 'needs --file' -- tokenize --tokenizer model --show-labels
+expect 2 'key=value' -- tokenize --tokenizer model --file chat.jsonl --show-labels last
+expect 2 '--documents is for --show-labels' -- tokenize --tokenizer model --documents 3 a
+expect 2 'do not apply' -- tokenize --tokenizer model --file chat.jsonl --show-labels --count
+
 # ---- one answer ---------------------------------------------------------------------------------
 
 says 'Blue, like the sky.' run --chat --prompt 'Name a color.'

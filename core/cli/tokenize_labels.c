@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * megatrain tokenize --show-labels: what of a file's documents is trained. They come from the
+ * loader that training uses, so that nothing here has to know records, formats or masks.
+ */
+#include "../base/status.h"
+#include "../train/session.h"
+#include "token_text.h"
+#include "tokenize.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+/* Documents are shown whole: this is far above the loader's need of any length. */
+enum { LONGEST = 1 << 20 };
+
+/* How a stretch is shown that is trained, or is not. */
+typedef struct marks {
+    const char *trained, *masked, *end;
+} marks;
+
+static const marks colours = { "\033[32m", "\033[90m", "\033[0m" };
+static const marks brackets = { "⟦", "", "" };
+static const char closing[] = "⟧";
+
+static bool is_trained(const mt_document *d, int64_t i)
+{
+    return i > 0 && (!d->loss_mask || d->loss_mask[i]);
+}
+
+static void show_document(const session *s, const mt_document *d, int64_t number)
+{
+    bool terminal = isatty(STDOUT_FILENO) == 1;
+    const marks *m = terminal ? &colours : &brackets;
+    utf8_stream out = { .for_terminal = terminal };
+    int64_t trained = 0;
+    for (int64_t i = 0; i < d->n; i++)
+        trained += is_trained(d, i);
+    printf("document %lld: %lld tokens, %lld trained\n", (long long)number, (long long)d->n,
+           (long long)trained);
+    for (int64_t i = 0; i < d->n; i++) {
+        char text[TOKEN_TEXT_ROOM];
+        bool now = is_trained(d, i);
+        if (i == 0 || now != is_trained(d, i - 1)) {
+            token_text_end(&out);
+            fputs(now ? m->trained : m->masked, stdout);
+        }
+        token_text_show(&out, text, token_text(s->tokenizer, s->tokens, d->tokens[i], 0, text));
+        bool last = i == d->n - 1;
+        if (!terminal && now && (last || !is_trained(d, i + 1))) {
+            token_text_end(&out);
+            fputs(closing, stdout);
+        }
+    }
+    token_text_end(&out);
+    printf("%s\n\n", m->end);
+}
+
+static mt_status show_stream(const session *s, const mt_data *data, void *stream, int64_t most)
+{
+    int64_t documents = 0, tokens = 0;
+    data->size(stream, &documents, &tokens);
+    mt_status st = MT_OK;
+    for (int64_t i = 0; i < documents && i < most && st == MT_OK; i++) {
+        mt_document d;
+        st = data->next(stream, &d);
+        if (st == MT_OK)
+            show_document(s, &d, i + 1);
+    }
+    return st;
+}
+
+/* The data section: the file in its order, nothing held out, nothing kept, and the user's keys. */
+static mt_status make_config(const tokenize_labels *o, config **ret)
+{
+    static const char fixed[] = "{ validation_split: 0, shuffle: false, cache: off }";
+    char files[SESSION_PATH + 32];
+    config *c = NULL;
+    if (snprintf(files, sizeof files, "files=[\"%s\"]", o->file) >= (int)sizeof files ||
+        strpbrk(o->file, "\"\\"))
+        return status_set(MT_ERR_UNSUPPORTED, "%s: a path that is too long or has quotes in it",
+                          o->file);
+    mt_status st = config_parse_yaml(fixed, sizeof fixed - 1, "the data's keys", &c);
+    if (st == MT_OK)
+        st = config_override(c, files);
+    for (int i = 0; i < o->n_keys && st == MT_OK; i++)
+        st = config_override(c, o->keys[i]);
+    if (st != MT_OK) {
+        config_destroy(c);
+        return st;
+    }
+    *ret = c;
+    return MT_OK;
+}
+
+mt_status tokenize_show_labels(const tokenize_labels *o)
+{
+    session s = { 0 };
+    config *c = NULL;
+    const mt_data *data = NULL;
+    void *stream = NULL;
+    mt_status st = session_open_tokenizer(&s, o->tokenizer, o->chat_format, NULL);
+    if (st == MT_OK)
+        st = make_config(o, &c);
+    if (st == MT_OK)
+        st = session_find_records(&data);
+    if (st == MT_OK) {
+        mt_data_request request = session_data_request(&s, config_section(c, ""));
+        request.split = MT_SPLIT_TRAIN;
+        request.max_seq_len = LONGEST;
+        st = data->open(&request, &stream);
+    }
+    if (st == MT_OK)
+        st = config_check_unused(c, "");
+    if (st == MT_OK)
+        st = show_stream(&s, data, stream, o->most);
+    if (stream)
+        data->close(stream);
+    config_destroy(c);
+    session_close_tokenizer(&s);
+    return st;
+}
