@@ -288,6 +288,7 @@ mt_status cache_open(const char *folder, uint64_t key, cache *ret)
         memcpy(&h, c.base, sizeof h);
         wrong = check_header(&h, (uint64_t)st.st_size, key);
         c.facts = h.facts;
+        c.hash = h.payload_hash;
         if (!wrong && hash_payload(folder, &c, &st) != h.payload_hash)
             wrong = "its content is damaged";
     }
@@ -526,6 +527,7 @@ mt_status cache_finish(cache_writer *w, const cache_facts *facts, cache *ret)
     } else {
         w->part[0] = '\0';
         c.facts = w->facts;
+        c.hash = XXH3_64bits_digest(w->hash);
         point(&c);
         *ret = c;
     }

@@ -25,6 +25,7 @@ typedef struct cache_facts {
 /* A mapped cache. */
 typedef struct cache {
     cache_facts facts;
+    uint64_t hash; /* of tokens, marks and offsets */
     const void *tokens;
     const uint8_t *trained;  /* bit i of byte i / 8 */
     const uint64_t *offsets; /* [documents + 1] */

@@ -16,6 +16,7 @@ static const mt_data documents_data = {
     .tell = stream_tell,
     .seek = stream_seek,
     .vocab_size = stream_vocab_size,
+    .fingerprint = stream_fingerprint,
 };
 
 MT_PLUGIN("documents", "1.0.0", "Apache-2.0", MT_DATA_INTERFACE, &documents_data)

@@ -162,6 +162,17 @@ mt_status source_open(const mt_data_request *request, const doc_options *o, cons
     return status;
 }
 
+uint64_t source_hash(const source *s)
+{
+    uint64_t hash = s->cache.hash;
+    for (int64_t i = 0; i < s->n_files; i++) {
+        const uint64_t parts[] = { hash, token_file_hash(&s->files[i]),
+                                   (uint64_t)(int64_t)s->planes[i].end };
+        hash = XXH3_64bits(parts, sizeof parts);
+    }
+    return hash;
+}
+
 void source_close(source *s)
 {
     for (int64_t i = 0; i < s->n_files; i++)

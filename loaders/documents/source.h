@@ -38,6 +38,9 @@ mt_status source_open(const mt_data_request *request, const doc_options *o, cons
                       const char *folder, source *ret);
 void source_close(source *s);
 
+/* A hash of the tokens and of what is trained of them. [main] */
+uint64_t source_hash(const source *s);
+
 static inline uint32_t plane_token(const plane *p, int64_t i)
 {
     return p->width == 2 ? ((const uint16_t *)p->tokens)[i] : ((const uint32_t *)p->tokens)[i];

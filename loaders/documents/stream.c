@@ -340,3 +340,19 @@ int64_t stream_vocab_size(const void *stream_)
         vocab = t->datasets[i].samples.vocab > vocab ? t->datasets[i].samples.vocab : vocab;
     return vocab;
 }
+
+/* What a position means: besides the content, how it is cut, weighted and ordered. */
+uint64_t stream_fingerprint(const void *stream_)
+{
+    const stream *t = stream_;
+    uint64_t hash = t->shuffle;
+    for (int64_t i = 0; i < t->n_datasets; i++) {
+        const dataset *d = &t->datasets[i];
+        hash = mt_order_mix(hash ^ source_hash(&d->source));
+        hash = mt_order_mix(hash ^ (uint64_t)d->samples.n);
+        hash = mt_order_mix(hash ^ (uint64_t)d->samples.tokens);
+        hash = mt_order_mix(hash ^ (uint64_t)d->held_out);
+        hash = mt_order_mix(hash ^ (uint64_t)d->an_epoch);
+    }
+    return hash ? hash : 1; /* 0 is for none */
+}

@@ -14,5 +14,6 @@ mt_status stream_next(void *stream, mt_document *ret);
 void stream_tell(const void *stream, int64_t *ret_epoch, int64_t *ret_index);
 mt_status stream_seek(void *stream, int64_t epoch, int64_t index);
 int64_t stream_vocab_size(const void *stream);
+uint64_t stream_fingerprint(const void *stream);
 
 #endif

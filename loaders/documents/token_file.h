@@ -23,6 +23,9 @@ mt_status token_file_open(const mt_config *config, const doc_options *o, const c
                           token_file *ret);
 void token_file_close(token_file *f);
 
+/* A hash of the content: of all of it, or of samples of a large one. */
+uint64_t token_file_hash(const token_file *f);
+
 /* Fails when the file has become shorter: reading what is gone would end the process. */
 mt_status token_file_check(const token_file *f);
 

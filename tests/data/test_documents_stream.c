@@ -202,6 +202,42 @@ static void positions(void)
     support_leave(folder);
 }
 
+static uint64_t fingerprint(const support_config *c)
+{
+    void *s = must_open(c, MT_SPLIT_TRAIN, 16, 0, 1);
+    uint64_t hash = d->fingerprint(s);
+    d->close(s);
+    return hash;
+}
+
+/* By which a run is not resumed with other data, though there be as much of it. */
+static void fingerprints(void)
+{
+    support_enter(folder);
+    log_set_level(MT_LOG_ERROR);
+    write_text("a.jsonl", "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+    write_text("b.jsonl", "{\"text\": \"one\"}\n{\"text\": \"twp\"}\n");
+    write_text("a.bin", "0123456789");
+    write_text("b.bin", "0123456788");
+    const support_config configs[] = {
+        SUPPORT_CONFIG("files", "a.jsonl", "validation_split", "0"),
+        SUPPORT_CONFIG("files", "b.jsonl", "validation_split", "0"),
+        SUPPORT_CONFIG("files", "a.jsonl", "validation_split", "0.5"),
+        SUPPORT_CONFIG("files", "a.jsonl", IN_ORDER),
+        SUPPORT_CONFIG("datasets.0.files", "a.jsonl", "datasets.0.weight", "2", IN_ORDER),
+        SUPPORT_CONFIG("files", "a.bin", "dtype", "uint16", IN_ORDER),
+        SUPPORT_CONFIG("files", "b.bin", "dtype", "uint16", IN_ORDER),
+    };
+    enum { CONFIGS = sizeof configs / sizeof *configs };
+    for (int i = 0; i < CONFIGS; i++) {
+        CHECK(fingerprint(&configs[i]) == fingerprint(&configs[i]), "%d", i);
+        for (int k = 0; k < i; k++)
+            CHECK(fingerprint(&configs[i]) != fingerprint(&configs[k]), "%d and %d", i, k);
+    }
+    log_set_level(MT_LOG_INFO);
+    support_leave(folder);
+}
+
 /* ---- token files ---------------------------------------------------------------------------- */
 
 static void write_tokens(const char *path, int32_t magic, int32_t version, int width,
@@ -524,6 +560,7 @@ int main(int argc, char **argv)
     RUN(validation_files);
     RUN(weights);
     RUN(positions);
+    RUN(fingerprints);
     RUN(token_files);
     RUN(every_end_token_is_found);
     RUN(a_token_file_that_shrinks);
