@@ -247,58 +247,84 @@ static const char *check_header(const cache_header *h, uint64_t size, uint64_t k
     return NULL;
 }
 
+/* Hashes what follows the header and lets go of it on the way, so that a large cache does not count
+ * as memory of this process. */
+static uint64_t hash_mapped(const cache *c, XXH3_state_t *state)
+{
+    const size_t step = 16 << 20;
+    char *base = c->base;
+    XXH3_64bits_reset(state);
+    for (size_t at = 0; at < c->size; at += step) {
+        size_t from = at ? at : sizeof(cache_header);
+        size_t to = c->size - at < step ? c->size : at + step;
+        XXH3_64bits_update(state, base + from, to - from);
+        (void)madvise(base + at, to - at, MADV_DONTNEED);
+    }
+    return XXH3_64bits_digest(state);
+}
+
 /* The payload's hash, computed or remembered for this very file. */
-static uint64_t hash_payload(const char *folder, const cache *c, const struct stat *st)
+static mt_status hash_payload(const char *folder, const cache *c, const struct stat *st,
+                              uint64_t *ret)
 {
     XXH3_state_t *state = XXH3_createState();
     if (!state)
-        return 0;
+        return doc_nomem();
     XXH3_64bits_reset(state);
     add_stamp(state, st);
-    uint64_t stamp = XXH3_64bits_digest(state), value;
-    XXH3_freeState(state);
+    uint64_t stamp = XXH3_64bits_digest(state);
     bool settled = is_settled(st);
-    if (settled && read_memo(folder, stamp, &value))
-        return value;
-    value =
-        XXH3_64bits((const char *)c->base + sizeof(cache_header), c->size - sizeof(cache_header));
-    if (settled)
-        write_memo(folder, stamp, value);
-    return value;
+    if (!settled || !read_memo(folder, stamp, ret)) {
+        *ret = hash_mapped(c, state);
+        if (settled)
+            write_memo(folder, stamp, *ret);
+    }
+    XXH3_freeState(state);
+    return MT_OK;
+}
+
+/* Maps the file and says what is wrong with it as a cache of `key`: NULL for nothing. */
+static mt_status check_file(int fd, const char *folder, uint64_t key, cache *c,
+                            const char **ret_wrong)
+{
+    struct stat st;
+    uint64_t hash = 0;
+    cache_header h;
+    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < sizeof h) {
+        *ret_wrong = "it is cut";
+        return MT_OK;
+    }
+    mt_status status = map_file(fd, (size_t)st.st_size, folder, c);
+    if (status)
+        return status;
+    memcpy(&h, c->base, sizeof h);
+    c->facts = h.facts;
+    c->hash = h.payload_hash;
+    *ret_wrong = check_header(&h, (uint64_t)st.st_size, key);
+    if (*ret_wrong || (status = hash_payload(folder, c, &st, &hash)))
+        return status;
+    *ret_wrong = hash == c->hash ? NULL : "its content is damaged";
+    return MT_OK;
 }
 
 mt_status cache_open(const char *folder, uint64_t key, cache *ret)
 {
     char path[PATH_SIZE];
-    struct stat st;
     cache c = { 0 };
     const char *wrong = NULL;
     int fd = cache_path(folder, key, path) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (fd < 0)
         return MT_ERR_NOT_FOUND;
-    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < sizeof(cache_header)) {
-        wrong = "it is cut";
-    } else {
-        mt_status status = map_file(fd, (size_t)st.st_size, folder, &c);
-        if (status) {
-            close(fd);
-            return status;
-        }
-        cache_header h;
-        memcpy(&h, c.base, sizeof h);
-        wrong = check_header(&h, (uint64_t)st.st_size, key);
-        c.facts = h.facts;
-        c.hash = h.payload_hash;
-        if (!wrong && hash_payload(folder, &c, &st) != h.payload_hash)
-            wrong = "its content is damaged";
-    }
+    mt_status status = check_file(fd, folder, key, &c, &wrong);
     close(fd);
-    if (!wrong) {
+    if (!status && !wrong) {
         point(&c);
         *ret = c;
         return MT_OK;
     }
     cache_close(&c);
+    if (status)
+        return status;
     doc_log(MT_LOG_WARNING, "%s: %s; made anew", path, wrong);
     unlink(path);
     return MT_ERR_NOT_FOUND;

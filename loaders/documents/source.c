@@ -6,6 +6,7 @@
 #include "build.h"
 #include "reader.h"
 
+#include <sys/mman.h>
 #include <xxhash.h>
 
 /* ---- keys of caches ------------------------------------------------------------------------- */
@@ -160,6 +161,14 @@ mt_status source_open(const mt_data_request *request, const doc_options *o, cons
     else
         *ret = s;
     return status;
+}
+
+void source_settle(const source *s)
+{
+    if (s->cache.base)
+        (void)madvise(s->cache.base, s->cache.size, MADV_DONTNEED);
+    for (int64_t i = 0; i < s->n_files; i++)
+        (void)madvise(s->files[i].base, s->files[i].size, MADV_DONTNEED);
 }
 
 uint64_t source_hash(const source *s)

@@ -38,6 +38,10 @@ mt_status source_open(const mt_data_request *request, const doc_options *o, cons
                       const char *folder, source *ret);
 void source_close(source *s);
 
+/* Lets go of what opening has read through: it stays in the system's cache, but no longer counts as
+ * this process's memory. */
+void source_settle(const source *s);
+
 /* A hash of the tokens and of what is trained of them. [main] */
 uint64_t source_hash(const source *s);
 

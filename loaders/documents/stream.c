@@ -138,6 +138,7 @@ static mt_status open_dataset(stream *t, const mt_data_request *r, const doc_opt
         source_close(&d->source);
         return status;
     }
+    source_settle(&d->source);
     t->n_datasets++;
     int64_t n = d->samples.n;
     if (from != &o->validation)
