@@ -3,18 +3,17 @@
  * Writing, checking and mapping token caches.
  */
 #include "cache.h"
+#include "folder.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 /* Raised whenever the same input would give other content. */
 enum { CACHE_VERSION = 1 };
 #define CACHE_MAGIC "MTTOKENS"
 
-enum { PATH_SIZE = 4096, BUFFER = 1 << 20 };
+enum { PATH_SIZE = FOLDER_PATH, BUFFER = 1 << 20 };
 
 typedef struct cache_header {
     char magic[8];
@@ -44,169 +43,6 @@ static uint64_t hash_header(const cache_header *h)
     return XXH3_64bits(h, offsetof(cache_header, header_hash));
 }
 
-static mt_status io_error(const char *folder, const char *what)
-{
-    int e = errno;
-    return doc_fail(MT_ERR_IO,
-                    "%s: cannot %s the token cache: %s; choose another folder with data.cache",
-                    folder ? folder : "temporary files", what, strerror(e));
-}
-
-/* ---- which files hold what ------------------------------------------------------------------ */
-
-static mt_status make_folders(const char *path)
-{
-    char part[PATH_SIZE];
-    size_t n = strlen(path);
-    if (n >= sizeof part)
-        return doc_fail(MT_ERR_INVALID, "data.cache: the path is too long: %.60s...", path);
-    for (size_t i = 1; i <= n; i++) {
-        if (path[i] != '/' && path[i] != '\0')
-            continue;
-        memcpy(part, path, i);
-        part[i] = '\0';
-        if (mkdir(part, 0777) < 0 && errno != EEXIST)
-            return io_error(path, "make the folder of");
-    }
-    return MT_OK;
-}
-
-/* What tells whether a file is still the one that it was. */
-static void add_stamp(XXH3_state_t *state, const struct stat *st)
-{
-    const int64_t facts[] = { (int64_t)st->st_dev,          (int64_t)st->st_ino,
-                              (int64_t)st->st_size,         (int64_t)st->st_mtim.tv_sec,
-                              (int64_t)st->st_mtim.tv_nsec, (int64_t)st->st_ctim.tv_sec,
-                              (int64_t)st->st_ctim.tv_nsec };
-    XXH3_64bits_update(state, facts, sizeof facts);
-}
-
-/* Times have a grain: what was changed just now may change again without showing it. */
-static bool is_settled(const struct stat *st)
-{
-    enum { GRAIN = 2 /* seconds: the coarsest of common file systems */ };
-    time_t now = time(NULL);
-    return st->st_mtim.tv_sec + GRAIN < now && st->st_ctim.tv_sec + GRAIN < now;
-}
-
-/* `settled`: none of the files changed a moment ago, so that the stamp can be trusted. */
-static mt_status stamp_files(const mt_files *files, uint64_t *ret, bool *ret_settled)
-{
-    XXH3_state_t *state = XXH3_createState();
-    mt_status status = state ? MT_OK : doc_nomem();
-    bool settled = true;
-    if (state)
-        XXH3_64bits_reset(state);
-    for (int64_t i = 0; i < files->n && !status; i++) {
-        struct stat st;
-        if (stat(files->items[i].path, &st) < 0) {
-            status = doc_fail(MT_ERR_IO, "%s: cannot look at it: %s", files->items[i].path,
-                              strerror(errno));
-            break;
-        }
-        add_stamp(state, &st);
-        settled &= is_settled(&st);
-    }
-    if (!status) {
-        *ret = XXH3_64bits_digest(state);
-        *ret_settled = settled;
-    }
-    XXH3_freeState(state);
-    return status;
-}
-
-static void memo_path(const char *folder, uint64_t stamp, char path[PATH_SIZE])
-{
-    snprintf(path, PATH_SIZE, "%s/%016llx.hash", folder, (unsigned long long)stamp);
-}
-
-static bool read_memo(const char *folder, uint64_t stamp, uint64_t *ret)
-{
-    char path[PATH_SIZE];
-    memo_path(folder, stamp, path);
-    FILE *f = fopen(path, "re");
-    unsigned long long value = 0;
-    char end = 0;
-    bool found = f && fscanf(f, "%16llx%c", &value, &end) == 2 && end == '\n';
-    if (f)
-        fclose(f);
-    if (found)
-        *ret = value;
-    return found;
-}
-
-/* A memo that cannot be kept costs time only. */
-static void write_memo(const char *folder, uint64_t stamp, uint64_t value)
-{
-    char path[PATH_SIZE], part[PATH_SIZE];
-    memo_path(folder, stamp, path);
-    if ((size_t)snprintf(part, sizeof part, "%s.%ld", path, (long)getpid()) >= sizeof part)
-        return;
-    FILE *f = fopen(part, "we");
-    if (!f)
-        return;
-    bool good = fprintf(f, "%016llx\n", (unsigned long long)value) > 0;
-    good = fclose(f) == 0 && good;
-    if (!good || rename(part, path) < 0)
-        unlink(part);
-}
-
-static mt_status hash_file(const char *path, XXH3_state_t *state)
-{
-    char *buffer = malloc(BUFFER);
-    int fd = buffer ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    mt_status status = MT_OK;
-    int64_t size = 0;
-    if (!buffer)
-        return doc_nomem();
-    for (;;) {
-        ssize_t n = fd < 0 ? -1 : read(fd, buffer, BUFFER);
-        if (n < 0 && fd >= 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            status = doc_fail(MT_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
-        if (n <= 0)
-            break;
-        XXH3_64bits_update(state, buffer, (size_t)n);
-        size += n;
-    }
-    XXH3_64bits_update(state, &size, sizeof size); /* where one file ends and the next begins */
-    if (fd >= 0)
-        close(fd);
-    free(buffer);
-    return status;
-}
-
-mt_status cache_hash_files(const char *folder, const mt_files *files, uint64_t *ret)
-{
-    uint64_t before = 0, after = 0;
-    bool settled = false;
-    mt_status status = stamp_files(files, &before, &settled);
-    if (status)
-        return status;
-    if (folder && settled && read_memo(folder, before, ret))
-        return MT_OK;
-    XXH3_state_t *state = XXH3_createState();
-    if (!state)
-        return doc_nomem();
-    XXH3_64bits_reset(state);
-    for (int64_t i = 0; i < files->n && !status; i++)
-        status = hash_file(files->items[i].path, state);
-    uint64_t value = XXH3_64bits_digest(state);
-    XXH3_freeState(state);
-    if (!status)
-        status = stamp_files(files, &after, &settled);
-    if (!status && before != after)
-        status = doc_fail(MT_ERR_IO, "%s: changed while it was read; try again once it is complete",
-                          files->items[0].path);
-    if (status)
-        return status;
-    if (folder && settled && make_folders(folder) == MT_OK)
-        write_memo(folder, after, value);
-    *ret = value;
-    return MT_OK;
-}
-
 /* ---- reading -------------------------------------------------------------------------------- */
 
 static bool cache_path(const char *folder, uint64_t key, char path[PATH_SIZE])
@@ -228,7 +64,7 @@ static mt_status map_file(int fd, size_t size, const char *folder, cache *ret)
 {
     void *base = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
-        return io_error(folder, "map");
+        return folder_error(folder, "map");
     *ret = (cache){ .base = base, .size = size };
     return MT_OK;
 }
@@ -271,13 +107,13 @@ static mt_status hash_payload(const char *folder, const cache *c, const struct s
     if (!state)
         return doc_nomem();
     XXH3_64bits_reset(state);
-    add_stamp(state, st);
+    folder_stamp(state, st);
     uint64_t stamp = XXH3_64bits_digest(state);
-    bool settled = is_settled(st);
-    if (!settled || !read_memo(folder, stamp, ret)) {
+    bool settled = folder_settled(st);
+    if (!settled || !folder_recall(folder, stamp, ret)) {
         *ret = hash_mapped(c, state);
         if (settled)
-            write_memo(folder, stamp, *ret);
+            folder_remember(folder, stamp, *ret);
     }
     XXH3_freeState(state);
     return MT_OK;
@@ -367,24 +203,9 @@ struct cache_writer {
     void *narrow;  /* [BUFFER] */
 };
 
-int cache_scratch(const char *folder)
-{
-    char path[PATH_SIZE];
-    const char *tmp = folder ? folder : secure_getenv("TMPDIR");
-    if ((size_t)snprintf(path, sizeof path, "%s/megatrain-XXXXXX", tmp ? tmp : "/tmp") >=
-        sizeof path) {
-        errno = ENAMETOOLONG;
-        return -1;
-    }
-    int fd = mkostemp(path, O_CLOEXEC);
-    if (fd >= 0)
-        unlink(path);
-    return fd;
-}
-
 static FILE *open_scratch(const char *folder)
 {
-    int fd = cache_scratch(folder);
+    int fd = folder_scratch(folder);
     FILE *f = fd < 0 ? NULL : fdopen(fd, "w+");
     if (!f && fd >= 0)
         close(fd);
@@ -422,7 +243,7 @@ mt_status cache_create(const char *folder, uint64_t key, int32_t width, cache_wr
         goto out;
     }
     XXH3_64bits_reset(w->hash);
-    if (folder && (status = make_folders(folder)))
+    if (folder && (status = folder_make(folder)))
         goto out;
     if (folder && !cache_path(folder, key, w->path)) {
         status = doc_fail(MT_ERR_INVALID, "data.cache: the path is too long: %.60s...", folder);
@@ -433,7 +254,7 @@ mt_status cache_create(const char *folder, uint64_t key, int32_t width, cache_wr
     w->offsets = open_scratch(folder);
     const cache_header empty = { .size = 0 };
     if (!w->file || !w->trained || !w->offsets || fwrite(&empty, sizeof empty, 1, w->file) != 1)
-        status = io_error(folder, "create");
+        status = folder_error(folder, "create");
 out:
     if (status)
         cache_abort(w);
@@ -445,7 +266,7 @@ out:
 static mt_status put(cache_writer *w, const void *data, size_t n)
 {
     XXH3_64bits_update(w->hash, data, n);
-    return n == 0 || fwrite(data, n, 1, w->file) == 1 ? MT_OK : io_error(w->folder, "write");
+    return n == 0 || fwrite(data, n, 1, w->file) == 1 ? MT_OK : folder_error(w->folder, "write");
 }
 
 static mt_status put_tokens(cache_writer *w, const int32_t *ids, int64_t n)
@@ -487,19 +308,19 @@ mt_status cache_append(cache_writer *w, const int32_t *ids, const uint8_t *train
     }
     f->documents++;
     good &= fwrite(&start, sizeof start, 1, w->offsets) == 1;
-    return good ? put_tokens(w, ids, n) : io_error(w->folder, "write");
+    return good ? put_tokens(w, ids, n) : folder_error(w->folder, "write");
 }
 
 static mt_status put_file(cache_writer *w, FILE *from)
 {
     mt_status status = MT_OK;
     if (fflush(from) != 0)
-        return io_error(w->folder, "write");
+        return folder_error(w->folder, "write");
     rewind(from);
     size_t n;
     while (!status && (n = fread(w->narrow, 1, BUFFER, from)) > 0)
         status = put(w, w->narrow, n);
-    return status || !ferror(from) ? status : io_error(w->folder, "read back");
+    return status || !ferror(from) ? status : folder_error(w->folder, "read back");
 }
 
 static mt_status put_parts(cache_writer *w)
@@ -510,7 +331,7 @@ static mt_status put_parts(cache_writer *w)
     bool good = f->tokens % 64 == 0 || put_word(w);
     good &= fwrite(&end, sizeof end, 1, w->offsets) == 1;
     if (!good)
-        return io_error(w->folder, "write");
+        return folder_error(w->folder, "write");
     uint64_t filled = sizeof(cache_header) + (uint64_t)f->tokens * (uint64_t)f->width;
     mt_status status = put(w, zeros, (size_t)(lay_out(f).trained - filled));
     if (!status)
@@ -531,7 +352,7 @@ static mt_status put_header(cache_writer *w)
     h.header_hash = hash_header(&h);
     if (fseek(w->file, 0, SEEK_SET) != 0 || fwrite(&h, sizeof h, 1, w->file) != 1 ||
         fflush(w->file) != 0)
-        return io_error(w->folder, "write");
+        return folder_error(w->folder, "write");
     return MT_OK;
 }
 
@@ -547,7 +368,7 @@ mt_status cache_finish(cache_writer *w, const cache_facts *facts, cache *ret)
     if (!status)
         status = map_file(fileno(w->file), (size_t)lay_out(&w->facts).end, w->folder, &c);
     if (!status && w->part[0] && rename(w->part, w->path) < 0)
-        status = io_error(w->folder, "rename");
+        status = folder_error(w->folder, "rename");
     if (status) {
         cache_close(&c);
     } else {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The token cache: one file a dataset, written once, then mapped; and a memory of which files held
- * what, so that files that did not change need not be read to know it.
+ * The token cache: one file a dataset, written once, then mapped.
  *
  * A file is a header, then the tokens (2 or 4 bytes each), one bit a token (trained), and the
  * offset of each document's first token (8 bytes, with the number of tokens at the end); each part
@@ -51,12 +50,5 @@ void cache_abort(cache_writer *w); /* removes what was written; accepts NULL */
 
 /* Number of trained tokens from token `from` up to `to`. [pure] */
 int64_t cache_count_trained(const uint8_t *trained, int64_t from, int64_t to);
-
-/* A hash of the content of all files, in order. Files that were hashed before, and whose size,
- * times, device and inode are what they were, are not read again. [main] */
-mt_status cache_hash_files(const char *folder, const mt_files *files, uint64_t *ret);
-
-/* A file without a name for what is too large to be sure of memory for it; -1 with errno set. */
-int cache_scratch(const char *folder);
 
 #endif

@@ -8,7 +8,8 @@
  *     record     JSON   -> turns, prompt and completion, or token ids
  *     encode     those  -> tokens, and which of them are trained
  *     build      all of a dataset in several threads, into a cache file
- *     cache      that file; and which files' content was seen before
+ *     cache      that file
+ *     folder     where it lies, and what other files held when they were last read
  *     token_file .bin files
  *     source     a dataset as mapped tokens, from the cache or from .bin files
  *     samples    tokens -> samples of at most max_seq_len + 1

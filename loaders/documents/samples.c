@@ -3,6 +3,7 @@
  * Building the table of samples in one pass over the documents.
  */
 #include "samples.h"
+#include "folder.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -25,7 +26,7 @@ static mt_status table_error(const char *folder)
 /* Moves a table that became large to a file. */
 static mt_status move_to_file(samples *t, size_t bytes, const char *folder)
 {
-    int fd = cache_scratch(folder);
+    int fd = folder_scratch(folder);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0) {
         mt_status status = table_error(folder);
         if (fd >= 0)

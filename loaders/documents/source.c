@@ -4,10 +4,10 @@
  */
 #include "source.h"
 #include "build.h"
+#include "folder.h"
 #include "reader.h"
 
 #include <sys/mman.h>
-#include <xxhash.h>
 
 /* ---- keys of caches ------------------------------------------------------------------------- */
 
@@ -26,7 +26,7 @@ static mt_status make_key(const doc_options *o, const doc_dataset *d, const enco
                           const char *folder, uint64_t *ret)
 {
     uint64_t content;
-    mt_status status = cache_hash_files(folder, &d->files, &content);
+    mt_status status = folder_hash_files(folder, &d->files, &content);
     if (status)
         return status;
     XXH3_state_t *s = XXH3_createState();
