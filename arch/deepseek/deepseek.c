@@ -128,9 +128,7 @@ static mt_status latent_block(mt_builder *b, const void *arch, const void *arg)
     x = mt_add(b, x, latent_attention(b, m, h));
     h = mt_decoder_norm(b, d, x, "post_attention_layernorm");
     mt_val y =
-        moe ? mt_decoder_experts(b, d, moe, h) : mt_decoder_mlp(b, d, h, "mlp", d->intermediate);
-    if (moe && moe->shared_width > 0)
-        y = mt_add(b, y, mt_decoder_shared_expert(b, d, moe, h));
+        moe ? mt_decoder_moe_mlp(b, d, moe, h) : mt_decoder_mlp(b, d, h, "mlp", d->intermediate);
     mt_output(b, 0, mt_add(b, x, y));
     return MT_OK;
 }

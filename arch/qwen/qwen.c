@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Qwen 2, 2.5 and QwQ (`qwen2`: biases of q, k and v), Qwen 3 (`qwen3`: q and k normalised), and
- * their mixtures of experts (`qwen2_moe` with a shared expert behind a gate, `qwen3_moe`).
+ * their mixtures of experts (`qwen2_moe` with a shared expert behind a gate, `qwen3_moe`). Models
+ * with gated delta nets are in hybrid.c.
  * Reference: Hugging Face transformers, models/{qwen2,qwen3,qwen2_moe,qwen3_moe}.
  */
-#include <megatrain/decoder.h>
+#include "qwen.h"
+
 #include <megatrain/plugin.h>
 
 #include <stdlib.h>
@@ -121,9 +123,9 @@ static mt_status read_config(const mt_config *c, mt_model *model, qwen *m)
     return MT_OK;
 }
 
-static mt_status has_experts(const mt_config *c, const qwen *m, int64_t i, bool *ret)
+mt_status qwen_has_experts(const mt_config *c, int64_t step, int64_t i, bool *ret)
 {
-    bool sparse = m->moe && (i + 1) % m->sparse_step == 0;
+    bool sparse = (i + 1) % step == 0;
     for (int64_t k = 0; sparse && k < c->length(c, "mlp_only_layers"); k++) {
         char key[48];
         int64_t dense;
@@ -146,7 +148,7 @@ static mt_status add_layers(const mt_config *c, mt_model *model, const qwen *m)
         bool slides = false, sparse = false;
         mt_status s;
         if ((s = mt_decoder_slides(c, &m->d, i, slides_by_rule(m, i), &slides)) ||
-            (s = has_experts(c, m, i, &sparse)))
+            (m->moe && (s = qwen_has_experts(c, m->sparse_step, i, &sparse))))
             return s;
         if (slides && m->sliding.window == 0)
             return c->reject(c, "layer_types",
@@ -165,6 +167,8 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
     mt_status s = mt_config_string(c, "model_type", "qwen2", &type);
     if (s)
         return s;
+    if (strncmp(type, "qwen3_next", 10) == 0 || strncmp(type, "qwen3_5", 7) == 0)
+        return qwen_hybrid_configure(c, type, model, ret_arch);
     qwen *m = calloc(1, sizeof *m);
     if (!m)
         return MT_ERR_NOMEM;
@@ -184,7 +188,10 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
     return MT_OK;
 }
 
-static const char *const types[] = { "qwen2", "qwen3", "qwen2_moe", "qwen3_moe" };
-static const mt_arch qwen_arch = { sizeof(mt_arch), 4, types, configure, free };
+static const char *const types[] = { "qwen2",        "qwen3",       "qwen2_moe",
+                                     "qwen3_moe",    "qwen3_next",  "qwen3_5",
+                                     "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text" };
+static const mt_arch qwen_arch = { sizeof(mt_arch), sizeof types / sizeof *types, types, configure,
+                                   free };
 
 MT_PLUGIN("qwen", "1.0.0", "Apache-2.0", MT_ARCH_INTERFACE, &qwen_arch)

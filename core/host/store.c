@@ -9,6 +9,7 @@
 #include "../base/rng.h"
 #include "../base/status.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -323,6 +324,29 @@ static void repeat_pattern(const float *pattern, int64_t first, int64_t n, float
     }
 }
 
+/* Initial values of elements first .. first + n of a parameter, whose key of random numbers is
+ * `key`. */
+static void draw(const init_job *job, const model_param *p, uint64_t key, int64_t first, int64_t n,
+                 float *ret)
+{
+    rng r = { key, (uint64_t)first };
+    if (p->init == MT_INIT_NORMAL && job->pattern)
+        repeat_pattern(job->pattern, (int64_t)(key % PATTERN) + first, n, ret);
+    else if (p->init == MT_INIT_NORMAL)
+        rng_normals(key, (uint64_t)first, n, ret);
+    for (int64_t k = 0; k < n; k++)
+        switch (p->init) {
+        case MT_INIT_NORMAL:
+            ret[k] *= p->init_std;
+            break;
+        case MT_INIT_LOG_DECAY:
+            ret[k] = (float)log(0.01 + 15.99 * rng_uniform(&r));
+            break;
+        default:
+            ret[k] = p->init == MT_INIT_ONES ? 1.0f : 0.0f;
+        }
+}
+
 static void init_chunk(void *arg, int64_t chunk)
 {
     enum { PIECE = 256 };
@@ -336,15 +360,11 @@ static void init_chunk(void *arg, int64_t chunk)
     uint16_t *hi = job->s->units[p->unit].hi + p->offset;
     int16_t *lo = job->s->units[p->unit].lo + p->offset;
     for (int64_t i = first; i < end; i += PIECE) {
-        float x[PIECE] = { 0 };
+        float x[PIECE];
         int64_t n = end - i < PIECE ? end - i : PIECE;
-        if (p->init == MT_INIT_NORMAL && job->pattern)
-            repeat_pattern(job->pattern, (int64_t)(key % PATTERN) + i, n, x);
-        else if (p->init == MT_INIT_NORMAL)
-            rng_normals(key, (uint64_t)i, n, x);
+        draw(job, p, key, i, n, x);
         for (int64_t k = 0; k < n; k++)
-            mt_split_f32(p->init == MT_INIT_ONES ? 1.0f : x[k] * p->init_std, &hi[i + k],
-                         &lo[i + k]);
+            mt_split_f32(x[k], &hi[i + k], &lo[i + k]);
     }
 }
 

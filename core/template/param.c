@@ -31,7 +31,7 @@ static mt_status check(const mt_param_info *p)
     if (p->cols < 1 || p->rows < 0 || (p->rows > 0 && p->cols > INT64_MAX / 16 / p->rows))
         return status_set(MT_ERR_INVALID, "shape [%lld, %lld] cannot be", (long long)p->rows,
                           (long long)p->cols);
-    if (p->init < MT_INIT_ZEROS || p->init > MT_INIT_NORMAL || !(p->init_std >= 0.0f))
+    if (p->init < MT_INIT_ZEROS || p->init > MT_INIT_LOG_DECAY || !(p->init_std >= 0.0f))
         return status_set(MT_ERR_INVALID, "unknown initialisation %d or negative deviation %g",
                           p->init, (double)p->init_std);
     if (p->stack < 0 || (p->stack > 0 && (p->rows == 0 || p->rows % p->stack)))

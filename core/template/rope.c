@@ -231,7 +231,8 @@ mt_status rope_from_config(const mt_config *c, const mt_rope_spec *spec, int64_t
     source s = { .c = c, .spec = spec };
     mt_rope_attr a = { .heads = 1, .head_dim = (int32_t)head_dim, .attention_factor = 1.0f };
     const char *theta_key = spec->theta_key ? spec->theta_key : "rope_theta", *type;
-    double theta = spec->theta, share = 1;
+    double theta = spec->theta;
+    double share = spec->partial_rotary_factor > 0 ? spec->partial_rotary_factor : 1;
     mt_status status = find_section(&s);
     if (status != MT_OK || (status = mt_config_float(c, theta_key, theta, &theta)) != MT_OK ||
         (status = mt_config_float(c, "partial_rotary_factor", share, &share)) != MT_OK ||

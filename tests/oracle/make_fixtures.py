@@ -57,6 +57,10 @@ MLA = dict({k: v for k, v in TINY.items() if k != "head_dim"},
            n_shared_experts=2, moe_intermediate_size=6, num_experts_per_tok=3,
            first_k_dense_replace=1)
 BEYOND = [1, 60, 17]
+# In heads of few columns some norm of q, k or o is so small that dividing by it shows the rounding
+# of the reference itself.
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=20,
+             linear_value_head_dim=18)
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 # family/case: model_type, configuration, lengths of the documents (inputs), how it is written:
@@ -150,6 +154,29 @@ CASES = {
                                                use_sliding_window=True, sliding_window=6,
                                                **rope(1e6)), DOCUMENTS,
                              dict(bf16=True, fused=True)),
+    # Documents longer than a chunk of 64 tokens, and of one token.
+    "qwen/qwen3_next": ("qwen3_next", dict(TINY, num_hidden_layers=4, num_experts=6,
+                                           num_experts_per_tok=2, moe_intermediate_size=6,
+                                           shared_expert_intermediate_size=10, mlp_only_layers=[2],
+                                           **DELTA, **rope(1e6, partial_rotary_factor=0.25)),
+                        [1, 70, 7], dict(bf16=True, config="hybrid")),
+    "qwen/qwen3_next_biases": ("qwen3_next", dict(
+        TINY, num_hidden_layers=2, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
+        decoder_sparse_step=2, moe_intermediate_size=6, shared_expert_intermediate_size=4,
+        attention_bias=True, layer_types=["full_attention", "linear_attention"],
+        linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=5,
+        linear_value_head_dim=7, linear_conv_kernel_dim=2,
+        **rope(1e4, partial_rotary_factor=0.5)), DOCUMENTS, dict(bf16=True, fused=True)),
+    "qwen/qwen3_5": ("qwen3_5_text", dict(TINY, num_hidden_layers=4, tie_word_embeddings=True,
+                                          **DELTA, **rope(1e6, partial_rotary_factor=0.25)),
+                     [66, 1, 9], dict(bf16=True, wrap=("qwen3_5", "model.language_model."))),
+    "qwen/qwen3_5_moe": ("qwen3_5_moe_text", dict(
+        {k: v for k, v in TINY.items() if k != "intermediate_size"}, num_hidden_layers=3,
+        num_experts=6, num_experts_per_tok=3, moe_intermediate_size=6,
+        shared_expert_intermediate_size=10,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        **DELTA, **rope(1e6, partial_rotary_factor=0.25)), DOCUMENTS,
+        dict(bf16=True, fused=True, wrap=("qwen3_5_moe", "model.language_model."))),
     "gpt_oss/bf16": ("gpt_oss", dict(TINY, intermediate_size=10, num_hidden_layers=3, head_dim=16,
                                      sliding_window=6, num_local_experts=5, num_experts_per_tok=2,
                                      swiglu_limit=0.9, **rope(100.0, **FRACTIONAL)), DOCUMENTS,
@@ -238,11 +265,15 @@ def load(folder, values):
 
 def randomise(model, generator):
     """Weights large enough that attention is far from uniform and no gradient is near zero."""
-    one_plus = model.config.model_type.startswith("gemma")
+    one_plus = model.config.model_type.startswith(("gemma", "qwen3_next", "qwen3_5"))
     for name, p in model.named_parameters():
         noise = torch.randn(p.shape, generator=generator)
         if name.endswith("norm.weight"):
-            p.data = (0 if one_plus else 1) + 0.2 * noise
+            p.data = (0 if one_plus and "linear_attn" not in name else 1) + 0.2 * noise
+        elif name.endswith("A_log"):
+            p.data = noise - 3  # states last for many tokens
+        elif name.endswith(("dt_bias", "conv1d.weight")):
+            p.data = noise
         elif name.endswith("sinks"):
             p.data = noise
         elif name.endswith("bias"):
@@ -315,6 +346,13 @@ def gpt_oss_release(config):
     config["experts_per_token"] = config["num_experts_per_tok"]
 
 
+def hybrid(config):
+    """As Qwen3-Next is released."""
+    v4(config)
+    config["partial_rotary_factor"] = 0.25
+    config["full_attention_interval"] = 4
+
+
 def without_layer_types(config):
     del config["layer_types"]
 
@@ -340,7 +378,7 @@ def gemma3_v4(config):
 
 
 REWRITES = {"v4": v4, "without layer_types": without_layer_types, "gemma 1": gemma1,
-            "gemma 3 v4": gemma3_v4, "gpt_oss release": gpt_oss_release}
+            "gemma 3 v4": gemma3_v4, "hybrid": hybrid, "gpt_oss release": gpt_oss_release}
 
 
 def wrap(folder, model_type, prefix):
@@ -351,9 +389,20 @@ def wrap(folder, model_type, prefix):
              "model_type": model_type, "text_config": config, "vision_config": {"hidden_size": 8}}
     config.pop("architectures")
     path.write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n")
-    weights = {prefix + k: v for k, v in load_file(folder / "model.safetensors").items()}
-    weights["vision_tower.patch_embedding.weight"] = torch.ones(2, 3, dtype=torch.bfloat16)
-    weights["multi_modal_projector.linear.weight"] = torch.ones(3, 2, dtype=torch.bfloat16)
+    inner = prefix.startswith("model.")  # in place of "model.", not before it
+    weights = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        if not inner:
+            name = prefix + name
+        elif name.startswith("model."):
+            name = prefix + name.removeprefix("model.")
+        weights[name] = value
+    if inner:
+        weights["model.visual.patch_embed.proj.weight"] = torch.ones(2, 3, dtype=torch.bfloat16)
+        weights["mtp.fc.weight"] = torch.ones(3, 2, dtype=torch.bfloat16)
+    else:
+        weights["vision_tower.patch_embedding.weight"] = torch.ones(2, 3, dtype=torch.bfloat16)
+        weights["multi_modal_projector.linear.weight"] = torch.ones(3, 2, dtype=torch.bfloat16)
     save_file(weights, folder / "model.safetensors", metadata=dict(format="pt"))
 
 
@@ -369,8 +418,25 @@ def documents(lengths, vocab, generator):
     return out
 
 
+def unpacked(config, name, value):
+    """Qwen3-Next's projections, packed by key head, as Qwen 3.5 has them: {name: value}."""
+    heads = config.linear_num_key_heads
+    group = config.linear_num_value_heads // heads
+    k, v = config.linear_key_head_dim, group * config.linear_value_head_dim
+    widths = [k, k, v, v] if "qkvz" in name else [group, group]
+    parts = [p.flatten(0, 1) for p in value.unflatten(0, (heads, -1)).split(widths, dim=1)]
+    if "qkvz" in name:
+        parts = [torch.cat(parts[:3]), parts[3]]
+    ends = ("in_proj_qkv", "in_proj_z") if "qkvz" in name else ("in_proj_b", "in_proj_a")
+    start = name.partition("in_proj")[0]
+    return {f"{start}{end}.weight": p.contiguous() for end, p in zip(ends, parts)}
+
+
 def as_parameter(model, name, value):
-    """GPT-OSS's experts, (in, out) with gate and up in turn, as the others are: gate over up."""
+    """GPT-OSS's experts, (in, out) with gate and up in turn, as the others are: gate over up; and
+    a convolution's weight without its middle dimension."""
+    if name.endswith("conv1d.weight"):
+        value = value.squeeze(1)
     if model.config.model_type == "gpt_oss" and ".experts." in name:
         if not name.endswith("_bias"):
             value = value.transpose(1, 2)
@@ -400,7 +466,10 @@ def expected(model, docs):
         "loss": torch.tensor([total / n_targets], dtype=torch.float64),
     }
     for name, p in model.named_parameters():
-        tensors["grad." + name] = as_parameter(model, name, p.grad)
+        whole = {name: as_parameter(model, name, p.grad)}
+        if name.endswith(("in_proj_qkvz.weight", "in_proj_ba.weight")):
+            whole = unpacked(model.config, name, p.grad)
+        tensors.update({"grad." + n: g for n, g in whole.items()})
     return tensors
 
 

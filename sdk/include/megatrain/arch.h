@@ -35,8 +35,9 @@ typedef struct mt_rope_spec {
     /* Where the configuration has neither rope_parameters nor rope_scaling: */
     const char *type; /* "yarn"; NULL: "default" */
     double factor, original_max_position_embeddings;
-    double attention_factor; /* 0: what follows from factor */
-    bool fractional;         /* truncate: false */
+    double attention_factor;      /* 0: what follows from factor */
+    bool fractional;              /* truncate: false */
+    double partial_rotary_factor; /* where that is absent; 0: 1 */
 } mt_rope_spec;
 
 typedef struct mt_model_api {

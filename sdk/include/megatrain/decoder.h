@@ -30,6 +30,7 @@ typedef struct mt_decoder_moe {
     const char *shared_name; /* "mlp.shared_expert" */
     int64_t shared_width;    /* 0: no shared expert */
     bool shared_gate;        /* its result times sigmoid(SHARED_NAME_gate of x) */
+    bool fused;              /* published with one tensor for all experts, not one each */
     /* A frozen bias [experts] that takes part in the choice of experts, but not in their weights;
      * NULL: none. */
     const char *bias_name;
@@ -59,6 +60,7 @@ typedef struct mt_decoder_attn {
     bool qkv_bias, o_bias;
     bool qk_norm; /* q and k are normalised head by head before they are rotated */
     bool sinks;   /* a logit a head that takes part in the softmax, without a value */
+    bool gated;   /* the result is multiplied by a sigmoid; q_proj has, head by head, q and gate */
     float q_growth;
     int32_t q_growth_positions; /* of mt_rope_attr, for q only */
 } mt_decoder_attn;
@@ -103,10 +105,10 @@ static inline mt_status mt_decoder_window(const mt_config *c, int64_t unset, int
     return mt_config_count(c, "sliding_window", unset, INT32_MAX, ret);
 }
 
-/* Does layer i attend in a window? As its entry in layer_types says, `unset` where that is absent.
- * [main] */
-static inline mt_status mt_decoder_slides(const mt_config *c, const mt_decoder *d, int64_t i,
-                                          bool unset, bool *ret)
+/* Is layer i of kind `other` rather than full_attention? As its entry in layer_types says, `unset`
+ * where that is absent. [main] */
+static inline mt_status mt_decoder_layer_is(const mt_config *c, const mt_decoder *d, int64_t i,
+                                            const char *other, bool unset, bool *ret)
 {
     const char *type;
     char key[48];
@@ -121,12 +123,18 @@ static inline mt_status mt_decoder_slides(const mt_config *c, const mt_decoder *
     mt_status s = c->get_string(c, key, &type);
     if (s != MT_OK)
         return s;
-    bool slides = strcmp(type, "sliding_attention") == 0;
-    if (!slides && strcmp(type, "full_attention") != 0)
-        return c->reject(c, key,
-                         "'%s' is not offered; expected full_attention or sliding_attention", type);
-    *ret = slides;
+    bool is_other = strcmp(type, other) == 0;
+    if (!is_other && strcmp(type, "full_attention") != 0)
+        return c->reject(c, key, "'%s' is not offered; expected full_attention or %s", type, other);
+    *ret = is_other;
     return MT_OK;
+}
+
+/* Does layer i attend in a window? [main] */
+static inline mt_status mt_decoder_slides(const mt_config *c, const mt_decoder *d, int64_t i,
+                                          bool unset, bool *ret)
+{
+    return mt_decoder_layer_is(c, d, i, "sliding_attention", unset, ret);
 }
 
 /* The keys that all families have, over what *d holds: the family's defaults. [main] */
@@ -242,9 +250,15 @@ static inline mt_val mt_decoder_attention(mt_builder *b, const mt_decoder *d,
 {
     int32_t heads = (int32_t)d->heads, kv_heads = (int32_t)d->kv_heads, dim = (int32_t)d->head_dim;
     int64_t q_cols = d->heads * d->head_dim, kv_cols = d->kv_heads * d->head_dim;
-    mt_val q = mt_decoder_linear(b, d, x, "self_attn.q_proj", q_cols, d->hidden, a->qkv_bias);
+    mt_val q = mt_decoder_linear(b, d, x, "self_attn.q_proj", a->gated ? 2 * q_cols : q_cols,
+                                 d->hidden, a->qkv_bias);
     mt_val k = mt_decoder_linear(b, d, x, "self_attn.k_proj", kv_cols, d->hidden, a->qkv_bias);
     mt_val v = mt_decoder_linear(b, d, x, "self_attn.v_proj", kv_cols, d->hidden, a->qkv_bias);
+    mt_val gate = MT_NONE;
+    if (a->gated) {
+        gate = mt_slice(b, q, heads, dim, dim);
+        q = mt_slice(b, q, heads, 0, dim);
+    }
     if (a->qk_norm) {
         q = mt_decoder_norm_heads(b, d, q, "self_attn.q_norm", d->head_dim, d->heads);
         k = mt_decoder_norm_heads(b, d, k, "self_attn.k_norm", d->head_dim, d->kv_heads);
@@ -259,6 +273,10 @@ static inline mt_val mt_decoder_attention(mt_builder *b, const mt_decoder *d,
                             : MT_NONE;
     mt_attn_attr attr = { heads, kv_heads, dim, dim, a->scale, a->softcap, a->window };
     mt_val o = mt_attention(b, q, k, v, sinks, &attr);
+    if (a->gated) {
+        mt_act_attr sigmoid = { MT_ACT_SIGMOID, 0, 0 };
+        o = mt_glu(b, gate, o, &sigmoid);
+    }
     return mt_decoder_linear(b, d, o, "self_attn.o_proj", d->hidden, q_cols, a->o_bias);
 }
 
@@ -314,8 +332,9 @@ static inline mt_val mt_decoder_experts(mt_builder *b, const mt_decoder *d, cons
                              m->down_name ? m->down_name : "mlp.experts.{}.down_proj.weight", 0, 0),
                          mt_source_rows(down, 0, 0) };
     mt_param_layout of_r[2] = { { r, 1, 0 }, { r + 1, 1, 0 } };
-    mt_param_layout of_in[2] = { { in, 2, 0 }, { in + 2, 1, 0 } };
-    mt_param_layout of_out[2] = { { out, 1, 0 }, { out + 1, 1, 0 } };
+    mt_param_layout of_in[3] = { { in, 2, 0 }, { in + 2, 1, 0 }, { in, 2, 0 } };
+    mt_param_layout of_out[3] = { { out, 1, 0 }, { out + 1, 1, 0 }, { out, 1, 0 } };
+    int first = m->fused ? 1 : 0; /* the layout to export */
     double std = d->init_std;
 
     mt_val w = mt_laid_out(b, router, m->experts, d->hidden, MT_INIT_NORMAL, std, of_r,
@@ -329,11 +348,11 @@ static inline mt_val mt_decoder_experts(mt_builder *b, const mt_decoder *d, cons
     }
     mt_routing to = mt_router(b, mt_linear(b, x, w, MT_NONE), bias, &m->router);
     mt_val rows = mt_dispatch(b, x, &to);
-    w = mt_stacked(b, gate_up, m->experts, 2 * width, d->hidden, std, of_in, 2);
+    w = mt_stacked(b, gate_up, m->experts, 2 * width, d->hidden, std, of_in + first, 2);
     mt_val h = mt_grouped_linear(b, rows, w, MT_NONE, &to);
     mt_act_attr act = { d->activation, 0, 0 };
     h = mt_glu(b, mt_slice(b, h, 1, 0, width), mt_slice(b, h, 1, width, width), &act);
-    w = mt_stacked(b, down, m->experts, d->hidden, width, std, of_out, 2);
+    w = mt_stacked(b, down, m->experts, d->hidden, width, std, of_out + first, 2);
     return mt_combine(b, mt_grouped_linear(b, h, w, MT_NONE, &to), &to);
 }
 
@@ -349,6 +368,15 @@ static inline mt_val mt_decoder_shared_expert(mt_builder *b, const mt_decoder *d
     snprintf(name, sizeof name, "%s_gate", m->shared_name);
     mt_val gate = mt_act(b, mt_decoder_linear(b, d, x, name, 1, d->hidden, false), &sigmoid);
     return mt_mul_column(b, gate, y, d->hidden);
+}
+
+/* All that stands in place of the MLP: routed experts and the shared one, where there is one.
+ * [main] */
+static inline mt_val mt_decoder_moe_mlp(mt_builder *b, const mt_decoder *d, const mt_decoder_moe *m,
+                                        mt_val x)
+{
+    mt_val y = mt_decoder_experts(b, d, m, x);
+    return m->shared_width > 0 ? mt_add(b, y, mt_decoder_shared_expert(b, d, m, x)) : y;
 }
 
 /* ---- templates ------------------------------------------------------------------------------ */
@@ -374,10 +402,7 @@ static inline mt_status mt_decoder_moe_block(mt_builder *b, const void *arch, co
     mt_val h = mt_decoder_norm(b, d, x, "input_layernorm");
     x = mt_add(b, x, mt_decoder_attention(b, d, (const mt_decoder_attn *)arg, h));
     h = mt_decoder_norm(b, d, x, "post_attention_layernorm");
-    mt_val y = mt_decoder_experts(b, d, d->moe, h);
-    if (d->moe->shared_width > 0)
-        y = mt_add(b, y, mt_decoder_shared_expert(b, d, d->moe, h));
-    mt_output(b, 0, mt_add(b, x, y));
+    mt_output(b, 0, mt_add(b, x, mt_decoder_moe_mlp(b, d, d->moe, h)));
     return MT_OK;
 }
 

@@ -38,7 +38,8 @@ typedef int32_t mt_init;
 enum {
     MT_INIT_ZEROS = 0,
     MT_INIT_ONES = 1,
-    MT_INIT_NORMAL = 2 /* N(0, init_std) */
+    MT_INIT_NORMAL = 2,   /* N(0, init_std) */
+    MT_INIT_LOG_DECAY = 3 /* ln of U(0.01, 16): the rates of a recurrent state's decay */
 };
 
 enum {
