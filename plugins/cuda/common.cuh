@@ -113,7 +113,7 @@ static inline bool is_aligned(const mt_tensor *t)
                         (t->rows <= 1 || t->ld * mt_dtype_size(t->dtype) % 16 == 0));
 }
 
-static inline int64_t ceil_div(int64_t n, int64_t by)
+static inline __host__ __device__ int64_t ceil_div(int64_t n, int64_t by)
 {
     return (n + by - 1) / by;
 }

@@ -20,6 +20,9 @@
     X(router)                                                                                      \
     X(dispatch)                                                                                    \
     X(grouped_linear)                                                                              \
+    X(causal_conv)                                                                                 \
+    X(log_decay)                                                                                   \
+    X(gated_delta)                                                                                 \
     X(combine)                                                                                     \
     X(slice)                                                                                       \
     X(concat)

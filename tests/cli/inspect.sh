@@ -71,6 +71,13 @@ qwen/models/qwen1.5-moe-a2.7b 14,315,784,192
 qwen/models/qwen2-57b-a14b 57,408,658,944
 qwen/models/qwen3-30b-a3b 30,532,122,624
 qwen/models/qwen3-235b-a22b 235,093,634,560
+qwen/models/qwen3.5-0.8b 752,393,024
+qwen/models/qwen3.5-2b 1,881,825,088
+qwen/models/qwen3.5-4b 4,205,751,296
+qwen/models/qwen3.5-9b 8,953,803,264
+qwen/models/qwen3.5-27b 26,895,998,464
+qwen/models/qwen3.5-35b-a3b 34,660,610,688
+qwen/models/qwen3-next-80b-a3b 79,674,391,296
 gpt_oss/models/gpt-oss-20b 20,914,757,184
 gpt_oss/models/gpt-oss-120b 116,829,156,672
 deepseek/models/deepseek-moe-16b 16,375,728,128
