@@ -218,6 +218,51 @@ static void grouped(int64_t experts, int64_t rows, int64_t n, int64_t k)
     release();
 }
 
+/* What moves tokens to their experts and back: hidden columns, k experts of so many. */
+static void routing(int64_t t, int64_t experts, int32_t k, int64_t hidden)
+{
+    if (!wanted("routing"))
+        return;
+    const mt_router_attr attr = { .top_k = k, .scoring = MT_ROUTER_SOFTMAX, .scale = 1 };
+    const double rows = (double)t * k * (double)hidden * 2;
+    mt_op_call c = { .attr = &attr, .n_in = 2, .n_out = 3, .n_aux = 1, .batch = { .tokens = t } };
+    c.in[0] = tensor(t, experts, MT_BF16);
+    c.out[0] = tensor(t, k, MT_F32);
+    c.out[1] = (mt_tensor){ take(t * k * 4), t, k, k, MT_I32, 0 };
+    c.out[2] = (mt_tensor){ take((experts + 1) * 4), 1, experts + 1, experts + 1, MT_I32, 0 };
+    c.aux[0] = (mt_tensor){ take(t * k * 4), t, k, k, MT_I32, 0 };
+    run("routing: router", "router", &c, false, 2.0 * (double)(t * experts), "GB/s", ceiling_copy);
+    mt_op_call g = c;
+    g.d_out[0] = tensor(t, k, MT_F32);
+    g.d_in[0] = tensor(t, experts, MT_BF16);
+    run("routing: router, gradient", "router", &g, true, 4.0 * (double)(t * experts), "GB/s",
+        ceiling_copy);
+
+    mt_op_call d = { .n_in = 2, .n_out = 1, .batch = { .tokens = t } };
+    d.in[0] = tensor(t, hidden, MT_BF16);
+    d.in[1] = c.out[1];
+    d.out[0] = tensor(t * k, hidden, MT_BF16);
+    run("routing: dispatch", "dispatch", &d, false, rows + rows / k, "GB/s", ceiling_copy);
+    mt_op_call e = d;
+    e.d_out[0] = d.out[0];
+    e.d_in[0] = tensor(t, hidden, MT_BF16);
+    run("routing: dispatch, gradient", "dispatch", &e, true, rows + rows / k, "GB/s", ceiling_copy);
+
+    mt_op_call m = { .n_in = 3, .n_out = 1, .batch = { .tokens = t } };
+    m.in[0] = d.out[0];
+    m.in[1] = c.out[0];
+    m.in[2] = c.out[1];
+    m.out[0] = d.in[0];
+    run("routing: combine", "combine", &m, false, rows + rows / k, "GB/s", ceiling_copy);
+    mt_op_call n = m;
+    n.d_out[0] = d.in[0];
+    n.d_in[0] = tensor(t * k, hidden, MT_BF16);
+    n.d_in[1] = tensor(t, k, MT_F32);
+    run("routing: combine, gradients", "combine", &n, true, 2 * rows + rows / k, "GB/s",
+        ceiling_copy);
+    release();
+}
+
 static void head(int64_t t)
 {
     if (!wanted("head"))
@@ -466,6 +511,7 @@ int main(int argc, char **argv)
     grouped(64, 768, 2 * 1408, 2048);  /* DeepSeek V2 Lite */
     for (int64_t rows = 32; rows <= 512; rows *= 2)
         grouped(128, rows, 2 * 768, 2048); /* Qwen3 30B A3B: 512 */
+    routing(t, 128, 8, 2048);
     head(t);
     attention("own", t, 1024, HEADS, KV_HEADS, DIM, MT_F32, ceiling_f32, ceiling_f32);
     attentions("own", t);

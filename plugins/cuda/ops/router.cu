@@ -174,6 +174,25 @@ template <bool SLOTS> static __global__ void order_kernel(route r)
         *count = next;
 }
 
+/* One warp: x[0..n] with x[i] the number at i - 1 become sums of all before. */
+static __device__ void add_up(int32_t *x, int n)
+{
+    int lane = (int)threadIdx.x & 31, before = 0;
+    for (int base = 0; base < n; base += 32) {
+        int i = base + lane, sum = i < n ? x[i + 1] : 0;
+#pragma unroll
+        for (int k = 1; k < 32; k *= 2) {
+            int y = __shfl_up_sync(0xffffffffu, sum, k);
+            sum += lane >= k ? y : 0;
+        }
+        if (i < n)
+            x[i + 1] = before + sum;
+        before += __shfl_sync(0xffffffffu, sum, 31);
+    }
+    if (lane == 0)
+        x[0] = 0;
+}
+
 /* One block: counts become first slots, and the experts' offsets. */
 static __global__ void offsets_kernel(route r, int chunks)
 {
@@ -187,11 +206,8 @@ static __global__ void offsets_kernel(route r, int chunks)
         r.offsets[e + 1] = sum;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        r.offsets[0] = 0;
-        for (int e = 0; e < r.n; e++)
-            r.offsets[e + 1] += r.offsets[e];
-    }
+    if (threadIdx.x < 32)
+        add_up(r.offsets, r.n);
     __syncthreads();
     for (int64_t i = threadIdx.x; i < (int64_t)chunks * r.n; i += blockDim.x)
         r.counts[i] += r.offsets[i % r.n];
