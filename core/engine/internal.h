@@ -193,6 +193,11 @@ typedef struct unit_info {
     int64_t saved[2];      /* likewise of its saved region */
     int64_t value_offset[MT_UNIT_MAX_IO]; /* of each output in a batch's boundary values */
     void *state;                          /* what generation keeps */
+    /* A unit that is cut: offsets of the experts' rows, [group_batches] times layout_offsets_bytes,
+     * of the group `offsets_key` once `offsets_there` has happened. */
+    char *offsets;
+    void *offsets_there;
+    int64_t offsets_key;
 } unit_info;
 
 /* Positions in the order of compute: per group forward, then (training) backward; each is a visit.
@@ -364,7 +369,10 @@ void stream_prepare(engine *e, const micro_batch *const *micro, int64_t n, int64
 const visit *stream_visit_at(const engine *e, const sequence *s, int64_t pos);
 /* The buffer with the weights of the piece at `pos`; compute has been told to wait for them. */
 weight_buffer *stream_acquire(engine *e, const sequence *s, int64_t pos);
-/* The visit at `pos` is through; fetches ahead. */
+/* Is the visit at `pos` one of backward to experts of which it is known that none got a token? It
+ * needs no weights and has no gradients. Once it is, it stays so. */
+bool stream_skips(const engine *e, const sequence *s, int64_t pos);
+/* The visit at `pos` is through; fetches ahead. w is NULL where it was skipped. */
 void stream_release(engine *e, const sequence *s, int64_t pos, weight_buffer *w);
 void stream_batch(const engine *e, const group_set *s, int64_t i, mt_batch *ret);
 

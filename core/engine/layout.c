@@ -35,6 +35,7 @@ const char *layout_region_name(layout_region r)
         [LAYOUT_HOST_LOSS] = "token loss staging",
         [LAYOUT_HOST_REDUCTIONS] = "reduction staging",
         [LAYOUT_HOST_LOGITS] = "logit staging",
+        [LAYOUT_HOST_OFFSETS] = "rows of experts",
         [LAYOUT_TIMELINE] = "timeline",
     };
     return name[r];
@@ -77,6 +78,11 @@ int64_t layout_out_bytes(const tpl_plan *t)
 int64_t layout_sum_bytes(const tpl_segment *s)
 {
     return layout_align(s->elems * 4);
+}
+
+int64_t layout_offsets_bytes(const tpl_plan *t)
+{
+    return t->n_segments > 1 ? layout_align((t->t->experts + 1) * 4) : 0;
 }
 
 /* What is streamed, and how often. The last unit's forward is part of its backward. */
@@ -209,6 +215,8 @@ static void lay_out_values(const plan *p, layout *l)
         if (r->context)
             work = max64(work, t->generate_work_bytes);
         saved += layout_align(t->saved_bytes) * (last ? 1 : p->group_batches);
+        if (r->training)
+            l->bytes[LAYOUT_HOST_OFFSETS] += layout_offsets_bytes(t) * p->group_batches;
         if (last)
             break;
         l->carried_stride = max64(l->carried_stride, layout_align(t->carry_bytes));

@@ -48,6 +48,7 @@ typedef enum layout_region {
     LAYOUT_HOST_LOSS,
     LAYOUT_HOST_REDUCTIONS,
     LAYOUT_HOST_LOGITS,
+    LAYOUT_HOST_OFFSETS,
     LAYOUT_TIMELINE,
     LAYOUT_REGIONS
 } layout_region;
@@ -111,6 +112,10 @@ int64_t layout_sum_bytes(const tpl_segment *s);
 
 /* Bytes that they take as they leave the device, in elements of `grad_size` bytes. */
 int64_t layout_leave_bytes(const tpl_segment *s, int64_t grad_size);
+
+/* Bytes of the offsets of experts' rows that a unit's forward leaves on the host for one
+ * micro-batch; 0 for a unit that is not cut. */
+int64_t layout_offsets_bytes(const tpl_plan *t);
 
 /* p->request, groups, group_batches, weight_buffers, device_sums, held and tpl[] must be set.
  * [pure] */

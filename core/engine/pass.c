@@ -165,11 +165,12 @@ static pass_record *new_record(engine *e, const weight_buffer *w)
 {
     pass_record *r =
         &e->record[e->n_records < e->cap_records ? e->n_records++ : e->cap_records - 1];
-    *r = (pass_record){ .copy_in = w->copy_in,
-                        .copy_out = -1,
-                        .batch = -1,
-                        .blocked_from = w->blocked_from,
-                        .blocked_to = w->blocked_to };
+    *r = (pass_record){ .copy_in = -1, .copy_out = -1, .batch = -1 };
+    if (w) {
+        r->copy_in = w->copy_in;
+        r->blocked_from = w->blocked_from;
+        r->blocked_to = w->blocked_to;
+    }
     return r;
 }
 
@@ -191,6 +192,15 @@ static int visit_stages(const engine *e, const visit *v, bool backward, tpl_stag
     return !dense && !backward && v->last ? 2 : 1;
 }
 
+/* Tells the host how batch b's rows fell to experts: backward passes over those that got none. */
+static void copy_offsets(engine *e, int32_t unit, int64_t b, const tpl_binding *bind)
+{
+    const tpl_plan *t = e->p->tpl[unit];
+    e->b->copy_out(e->dev, e->q_compute, e->unit[unit].offsets + b * layout_offsets_bytes(t),
+                   tpl_expert_offsets(t, bind), (t->t->experts + 1) * 4);
+    enqueued(e, e->q_compute);
+}
+
 static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass pass)
 {
     const sequence *s = &e->step.seq;
@@ -198,6 +208,7 @@ static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass p
     int32_t unit = e->piece[v->piece].unit;
     tpl_stage stage[2];
     int n_stages = visit_stages(e, v, false, stage);
+    bool routes = pass == MT_PASS_TRAIN && is_cut(e, unit) && v->first;
     weight_buffer *w = stream_acquire(e, s, pos);
     pass_record *r = new_record(e, w);
     if (unit == 0) {
@@ -219,8 +230,14 @@ static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass p
             run_forward(e, unit, &bind, &batch, pass);
         }
         detail_end(e, event);
+        if (routes)
+            copy_offsets(e, unit, b, &bind);
         if (unit == e->m->n_units - 1)
             copy_losses(e, g->first_batch + b, batch.tokens);
+    }
+    if (routes) {
+        e->b->event_record(e->dev, e->unit[unit].offsets_there, e->q_compute);
+        e->unit[unit].offsets_key = g->set->key;
     }
     time_end(e, e->q_compute, r->compute);
     stream_release(e, s, pos, w);
@@ -269,7 +286,8 @@ static void backward_visit(engine *e, const group_pass *g, int64_t pos)
     tpl_stage stage[2];
     visit_stages(e, v, true, stage);
     bool forms = !is_cut(e, unit) || stage[0] != TPL_BEFORE; /* any gradients of parameters */
-    weight_buffer *w = stream_acquire(e, s, pos);
+    bool skip = stream_skips(e, s, pos);
+    weight_buffer *w = skip ? NULL : stream_acquire(e, s, pos);
     pass_record *r = new_record(e, w);
     bool sums_on = e->p->device_sums && !g->first_group; /* on what earlier groups left */
     bool leave = forms && p->trains && (g->last_group || !e->p->device_sums);
@@ -281,7 +299,9 @@ static void backward_visit(engine *e, const group_pass *g, int64_t pos)
     float *sums = forms ? lander_sums(e, v->piece, grads) : NULL;
     chaos_delay(e, e->q_compute, &e->rng);
     r->compute = time_begin(e, e->q_compute, TRACK_COMPUTE, EVENT_BACKWARD, unit, -1);
-    for (int64_t b = 0; b < g->set->n_batches; b++) {
+    if (skip && !sums_on)
+        e->b->fill(e->dev, e->q_compute, sums, 0, layout_sum_bytes(piece_segment(e, v->piece)));
+    for (int64_t b = 0; b < g->set->n_batches && !skip; b++) {
         tpl_binding *bind = &e->bound[b];
         if (v->first) {
             bind_unit(e, unit, w, b, bind);
@@ -442,7 +462,7 @@ static void place_visits(engine *e)
 static void place_units(engine *e)
 {
     int64_t activation = 0, saved = 0, slots = 0, pack = 0;
-    char *state = e->region[LAYOUT_STATE];
+    char *state = e->region[LAYOUT_STATE], *offsets = e->region[LAYOUT_HOST_OFFSETS];
     for (int32_t u = 0; u < e->m->n_units; u++) {
         const tpl_plan *t = e->p->tpl[u];
         unit_info *info = &e->unit[u];
@@ -480,6 +500,10 @@ static void place_units(engine *e)
             info->state = state;
             state += layout_align(t->state_bytes);
         }
+        info->offsets = offsets;
+        info->offsets_key = -1;
+        if (e->training)
+            offsets += layout_offsets_bytes(t) * e->p->group_batches;
     }
 }
 
@@ -501,11 +525,18 @@ mt_status pass_start(engine *e)
     place_pieces(e);
     place_visits(e);
     place_units(e);
-    return MT_OK;
+    mt_status st = MT_OK;
+    for (int32_t u = 0; u < e->m->n_units && st == MT_OK && e->training; u++)
+        if (is_cut(e, u))
+            st = e->b->event_create(e->dev, &e->unit[u].offsets_there);
+    return st;
 }
 
 void pass_stop(engine *e)
 {
+    for (int32_t u = 0; e->unit && u < e->m->n_units; u++)
+        if (e->unit[u].offsets_there)
+            e->b->event_destroy(e->dev, e->unit[u].offsets_there);
     free(e->record);
     free(e->group_micro);
     free(e->value);

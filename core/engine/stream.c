@@ -173,6 +173,36 @@ static bool may_be_stale(const engine *e, const sequence *s, int64_t pos)
     return !s->backward || pos < e->l.n_forward;
 }
 
+/* ---- experts without tokens ------------------------------------------------------------------
+ */
+
+static bool got_tokens(const engine *e, int32_t piece, int64_t batches)
+{
+    int32_t u = e->piece[piece].unit;
+    const tpl_plan *t = e->p->tpl[u];
+    int32_t each = t->t->experts / t->t->parts * t->bounds.segment_parts;
+    int32_t first = (e->piece[piece].segment - 1) * each;
+    int32_t end = first + each < t->t->experts ? first + each : t->t->experts;
+    for (int64_t b = 0; b < batches; b++) {
+        const int32_t *offsets =
+            (const int32_t *)(e->unit[u].offsets + b * layout_offsets_bytes(t));
+        if (offsets[end] > offsets[first])
+            return true;
+    }
+    return false;
+}
+
+bool stream_skips(const engine *e, const sequence *s, int64_t pos)
+{
+    int32_t piece = piece_at(e, s, pos);
+    const unit_info *u = &e->unit[e->piece[piece].unit];
+    int64_t key = key_at(s, pos);
+    if (!s->backward || pos % s->group_length < e->l.n_forward || e->piece[piece].segment == 0 ||
+        u->offsets_key != key || !e->b->event_query(e->dev, u->offsets_there))
+        return false;
+    return !got_tokens(e, piece, e->set[key % LAYOUT_SETS].n_batches);
+}
+
 /* ---- weight buffers --------------------------------------------------------------------------
  */
 
@@ -315,10 +345,11 @@ weight_buffer *stream_acquire(engine *e, const sequence *s, int64_t pos)
 
 void stream_release(engine *e, const sequence *s, int64_t pos, weight_buffer *w)
 {
-    e->b->event_record(e->dev, w->used, e->q_compute);
+    if (w)
+        e->b->event_record(e->dev, w->used, e->q_compute);
     int64_t end = s->n_groups * s->group_length;
     for (int64_t next = pos + 1; next < pos + e->p->weight_buffers && next < end; next++) {
-        if (find_resident(e, s, next))
+        if (find_resident(e, s, next) || stream_skips(e, s, next))
             continue;
         /* Waiting here for anything but the very next piece would hold up its compute. */
         if (key_at(s, next) >= e->next_key ||

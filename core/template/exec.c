@@ -94,3 +94,16 @@ void tpl_backward(const tpl_plan *p, void *queue, const tpl_binding *bind, const
 {
     run(p, p->program[1], queue, bind, batch, MT_PASS_TRAIN);
 }
+
+const void *tpl_expert_offsets(const tpl_plan *p, const tpl_binding *bind)
+{
+    const struct tpl_program *prog = p->program[0];
+    for (int32_t i = 0; i < prog->n_steps; i++) {
+        const step *s = &prog->steps[i];
+        if (s->stage == TPL_EXPERTS && (p->t->graph->nodes[s->node].def->flags & MT_OP_BY_EXPERT)) {
+            const void *base = s->in[2].where == REGION_SAVED ? bind->saved : bind->carry;
+            return (const char *)base + s->in[2].offset;
+        }
+    }
+    return NULL;
+}

@@ -166,6 +166,7 @@ void graph_find_parts(struct tpl_graph *g, tpl *t)
     while (parts > 1 && experts % parts != 0)
         parts--;
     t->parts = parts > 1 ? (int32_t)parts : 1;
+    t->experts = parts > 1 ? (int32_t)experts : 0;
     for (int32_t i = 0; i < g->n_nodes; i++) {
         const node *n = &g->nodes[i];
         if (n->skipped || !by_expert(n) || t->parts == 1)

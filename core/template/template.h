@@ -60,7 +60,8 @@ typedef struct tpl {
     double recompute_attn_flops[TPL_POLICIES]; /* per pair, likewise */
     double attn_flops_per_pair;                /* forward, summed over attention operations */
     int64_t attn_window;                       /* the widest; 0: unlimited */
-    int32_t parts; /* equal parts of the experts, each of which may be a segment; 1: none may */
+    int32_t parts;   /* equal parts of the experts, each of which may be a segment; 1: none may */
+    int32_t experts; /* where parts > 1 */
     struct tpl_graph *graph; /* private */
 } tpl;
 
@@ -171,6 +172,10 @@ typedef struct tpl_binding {
 void tpl_forward(const tpl_plan *p, void *queue, const tpl_binding *bind, const mt_batch *batch,
                  mt_pass pass);
 void tpl_backward(const tpl_plan *p, void *queue, const tpl_binding *bind, const mt_batch *batch);
+
+/* Of a plan that is cut: where `before` of a training forward leaves the offsets of the experts'
+ * rows, [experts + 1] int32 on the device. [pure] */
+const void *tpl_expert_offsets(const tpl_plan *p, const tpl_binding *bind);
 
 /* ---- operations -------------------------------------------------------------------------------
  */
