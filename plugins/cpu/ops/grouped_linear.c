@@ -37,7 +37,8 @@ static groups groups_of(const mt_op_call *c, int64_t rows, int64_t cols, bool by
         g.height = rows / g.experts;
     else
         g.offset = offsets->data;
-    cpu_tiles t = cpu_tiles_of(rows, cols);
+    /* Those of w go by one expert: how many others are there must make no difference. */
+    cpu_tiles t = cpu_tiles_of(by_rows_of_w ? g.height : rows, cols);
     g.tile_m = t.tile_m;
     g.tile_n = t.tile_n;
     return g;
