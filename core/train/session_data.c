@@ -190,6 +190,11 @@ static mt_status open_chat(session *s, const char *format, const mt_config *cust
         return st;
     st = format ? chat->open(format, s->tokenizer, s->tokens, &s->conversation)
                 : chat->open_custom(custom, s->tokenizer, s->tokens, &s->conversation);
+    /* Nobody asked for it, and there may be no conversations. */
+    if (st != MT_OK && automatic) {
+        log_write(MT_LOG_WARNING, "the model's chat format is not used: %s", status_text());
+        return MT_OK;
+    }
     if (st != MT_OK)
         return st;
     s->chat = chat;

@@ -126,6 +126,18 @@ echo '{"chat_template": "{{ \"<|im_start|>\" }} {{ \"<|im_end|>\" }}"}' >moved/c
 check 'a template that looks like a known one' grep -qx 'Blue, like the sky.' out
 check 'which is said' grep -q "taken for 'chatml'" err
 
+# The model manifest says it for its runs, and its checkpoints keep it; what cannot be had is left
+# out where nobody asked for it.
+{ cat model.yaml && echo 'chat_format: chatml'; } >named.yaml
+sed '/chat_format/d' run.yaml >named-run.yaml
+short=(train.max_steps=4 output_dir=named)
+expect 0 'finished' -- train named-run.yaml model=named.yaml "${short[@]}"
+check 'a checkpoint names its format' grep -q '"chat_format": "chatml"' named/checkpoints/*/config.json
+sed -i 's/chatml/gemma/' named.yaml
+expect 1 "format is not used: chat format 'gemma' needs the token '<start_of_turn>'" \
+    'has no chat format' -- train named-run.yaml model=named.yaml "${short[@]}" output_dir=other
+expect 1 "'data.chat_format' cannot be had" "'gemma' needs the token" -- train run.yaml data.chat_format=gemma output_dir=other
+
 # ---- text ---------------------------------------------------------------------------------------
 
 rendered=$'<|im_start|>user\nName a color.<|im_end|>\n<|im_start|>assistant\n'
