@@ -335,7 +335,7 @@ static mt_status read_system(context *c)
  * record. */
 static mt_status read_instruction(context *c, text_piece *ret)
 {
-    text_piece input;
+    text_piece input = { 0 };
     mt_status status = read_string(c, COLUMN_INSTRUCTION, true, ret);
     if (!status)
         status = read_string(c, COLUMN_INPUT, false, &input);
