@@ -155,8 +155,10 @@ static mt_status open_dataset(stream *t, const mt_data_request *r, const doc_opt
     if (t->split == MT_SPLIT_TRAIN)
         report(d, from->key);
     if (n == 0)
-        return r->config->reject(r->config, from->key,
-                                 "hold no sample with a token to train on; expected at least one");
+        return r->config->reject(
+            r->config, from->key,
+            "hold no sample with a token to train on; expected at least one (is the "
+            "answer of every document beyond max_seq_len?)");
     return MT_OK;
 }
 

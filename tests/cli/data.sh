@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Data of a run: what manifests say of it, its token cache, malformed records by file and line, and
+# going on in the middle of an epoch. What documents become is tested in tests/data.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+mkdir words
+cp "$source_root/tests/oracle/fixtures/tokenizer/llama3.json" words/tokenizer.json
+echo '{ "bos_token": "<s>", "eos_token": "</s>" }' >words/tokenizer_config.json
+write_model model.yaml
+sed -i 's/vocab_size: 256/vocab_size: 809/; s/embeddings: 128/embeddings: 512/; $a chat_format: chatml' model.yaml
+
+for ((i = 0; i < 40; i++)); do
+    printf '{"messages": [{"role": "user", "content": "What is %d and one?"}, {"role": "assistant", "content": "%d."}]}\n' \
+        $i $((i + 1))
+done >chat.jsonl
+awk 'BEGIN { for (i = 0; i < 30; i++) printf "{\"question\": \"Say %d.\", \"answer\": \" %d\"}\n", i, i }' >questions.jsonl
+write_run run.yaml
+sed -i 's/loader: text/tokenizer: words/; s/files: text.txt/files: chat.jsonl/' run.yaml
+
+# ---- the cache ----------------------------------------------------------------------------------
+
+expect 0 'data: files: tokenised' 'kept in' 'data: files: messages: 40 samples, ' -- plan run.yaml
+expect 0 'data: files: messages: 40 samples, ' -- plan run.yaml
+check 'tokenised once only' bash -c '! grep -q tokenised out'
+sed -i 's/"39 and one/"38 and one/; s/"40\./"42./' chat.jsonl
+expect 0 'data: files: tokenised' -- plan run.yaml
+expect 0 'data: files: tokenised' -- plan run.yaml data.cache=off
+expect 0 'kept in here/it/is' -- plan run.yaml data.cache=here/it/is
+check 'in the folder that was named' test -n "$(compgen -G 'here/it/is/*.tokens')"
+
+# ---- manifests ----------------------------------------------------------------------------------
+
+sed 's/files: chat.jsonl/datasets:\n    - files: chat.jsonl\n      weight: 2\n    - files: questions.jsonl\n      columns: { prompt: question, completion: answer }/' \
+    run.yaml >sets.yaml
+expect 0 'data: datasets.0.files: messages: 40 samples' \
+    'data: datasets.1.files: prompt_completion: 30 samples' -- plan sets.yaml
+sed 's/weight: 2/wieght: 2/' sets.yaml >bad.yaml
+expect 1 'bad.yaml:9:7: ' "'wieght'" "did you mean 'weight'?" -- plan bad.yaml
+sed 's/completion: answer/completion: answer, txt: other/' sets.yaml >bad.yaml
+expect 1 'bad.yaml:11:56: ' "'txt'" "did you mean 'text'?" -- plan bad.yaml
+sed 's/weight: 2/weight: -2/' sets.yaml >bad.yaml
+expect 1 'bad.yaml:9:15: ' 'is -2; expected a number above 0' -- plan bad.yaml
+expect 1 'the records have the keys question, answer' 'data.columns' -- plan run.yaml data.files=questions.jsonl
+expect 1 "is 'lst'; expected one of assistant, last, all" -- plan run.yaml data.train_on=lst
+expect 1 'no chat format' -- plan run.yaml data.chat_format=none
+
+# ---- malformed records --------------------------------------------------------------------------
+
+sed '7s/"content": "[^"]*"/"content": 7/; 21s/assistant/narrator/' chat.jsonl >bad.jsonl
+expect 1 "bad.jsonl:7: 'content' of a turn is a number" 'data.on_error: skip' -- plan run.yaml data.files=bad.jsonl
+expect 0 'bad.jsonl:7: skipped: ' "bad.jsonl:21: skipped: a turn of 'narrator'" \
+    'malformed records, skipped: 2' 'messages: 38 samples' -- plan run.yaml data.files=bad.jsonl data.on_error=skip
+
+# ---- other files --------------------------------------------------------------------------------
+
+"$megatrain" tokenize --tokenizer words --file "$source_root/LICENSE" --separator blank_line -o license.bin 2>/dev/null
+expect 0 'data: files: token files: ' -- plan run.yaml data.files=license.bin
+n=$(grep -o 'token files: [0-9]* samples, [0-9]* tokens' out)
+cp "$source_root/LICENSE" license.txt
+expect 0 'data: files: text files: ' -- plan run.yaml data.files=license.txt data.document_separator=blank_line
+check "token files = text: $n" grep -qF "${n/token/text}" out
+
+# ---- alpaca, for a model without a chat format --------------------------------------------------
+
+sed -i '/chat_format/d' model.yaml
+echo '[{"instruction": "Add.", "input": "1 2", "output": "3"}, {"instruction": "Sing.", "output": "La."}]' >alpaca.json
+expect 0 'data: files: alpaca: 2 samples' -- plan run.yaml data.files=alpaca.json data.max_seq_len=512
+echo 'chat_format: chatml' >>model.yaml
+
+# ---- going on in the middle of the second epoch -------------------------------------------------
+
+epochs=(data.train_on=all train.max_steps=null train.num_train_epochs=2 train.lr_scheduler_type=constant
+    checkpoint.save_steps=0 train.eval_steps=0 data.datasets.1.weight=0.7)
+expect 0 'finished: step' -- train sets.yaml "${epochs[@]}"
+steps=$(grep -c '"loss"' run/metrics.jsonl)
+check "two epochs are enough steps to stop between: $steps" test "$steps" -gt 12
+last=$(printf 'step-%06d' "$steps")
+stop=$((steps * 3 / 4))
+# Stopped by the number of steps, which is not part of what is resumed.
+expect 0 "finished: step $stop of $stop" -- train sets.yaml "${epochs[@]}" output_dir=parts train.num_train_epochs=null train.max_steps=$stop
+check 'stopped in the second epoch' grep -q '"epoch": 1,' "parts/checkpoints/$(printf 'step-%06d' $stop)/state.json"
+expect 0 'resuming from' "finished: step $steps of $steps" -- train sets.yaml "${epochs[@]}" output_dir=parts
+check 'the same weights as in one go' same_checkpoint "run/checkpoints/$last" "parts/checkpoints/$last"
+
+# One byte of a record, and it is other data, though as much.
+sed -i 's/Say 3\./Say 4./' questions.jsonl
+expect 1 'hold other text' -- train sets.yaml "${epochs[@]}" output_dir=parts train.num_train_epochs=3
+
+done_testing
