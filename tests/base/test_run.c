@@ -57,7 +57,8 @@ static void test_defaults(void)
     if (!r)
         return;
     CHECK(strcmp(r->device, "auto") == 0 && strcmp(r->precision, "auto") == 0);
-    CHECK(r->threads == 0 && r->seed == 42 && r->from_scratch && r->packing);
+    CHECK(r->threads == 0 && r->seed == 42 && r->from_scratch &&
+          r->packing == RUN_PACKING_BEST_FIT);
     CHECK(strcmp(r->output_dir, "runs/run") == 0, "%s", r->output_dir);
     CHECK(strcmp(r->loader, "auto") == 0 && strcmp(r->optimizer, "adamw") == 0);
     CHECK(r->max_seq_len == 1024 && r->max_steps == 0 && r->num_train_epochs == 1);
@@ -95,7 +96,8 @@ static void test_values(void)
     if (!r)
         return;
     CHECK(!r->from_scratch && r->seed == 7 && strcmp(r->precision, "bf16") == 0);
-    CHECK(r->max_seq_len == 128 && !r->packing && strcmp(r->loader, "jsonl") == 0);
+    CHECK(r->max_seq_len == 128 && r->packing == RUN_PACKING_NONE &&
+          strcmp(r->loader, "jsonl") == 0);
     CHECK(r->max_steps == 1000 && r->gradient_accumulation_steps == 3);
     CHECK(r->lr_scheduler_type == RUN_WSD && r->wsd_decay_ratio == 0.2 && r->warmup_steps == 5);
     CHECK(r->max_grad_norm == 0 && r->on_bad_numbers == RUN_STOP, "skip needs clipping");
