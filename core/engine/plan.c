@@ -207,16 +207,16 @@ static mt_status count_costs(plan *p, costs *ret)
     costs c = { 0 };
     for (int32_t u = 0; u < m->n_units; u++) {
         const tpl *t = m->units[u].t;
-        tpl_policy policy = p->policy[u];
+        const tpl_plan *tp = p->tpl[u];
         double allowed = pairs, moved[2] = { 0, 0 };
         if (t->attn_window > 0 && t->attn_window < r->max_seq_len)
             allowed = tokens * (double)t->attn_window;
         double attn = t->attn_flops_per_pair * allowed;
         double gemm = tokens * t->gemm_flops_per_token;
         c.forward += gemm / gemm_flops + attn / f->attn_flops;
-        c.backward += (2 * gemm + tokens * t->recompute_gemm_flops[policy]) / gemm_flops;
+        c.backward += (2 * gemm + tokens * tp->recompute_gemm_flops) / gemm_flops;
         c.backward +=
-            2.5 * attn / attn_backward + t->recompute_attn_flops[policy] * allowed / f->attn_flops;
+            2.5 * attn / attn_backward + tp->recompute_attn_flops * allowed / f->attn_flops;
         if (r->training && f->device_bandwidth > 0) {
             mt_status st = move_bytes(p, u, &moved[0], &moved[1]);
             if (st < 0)
@@ -224,11 +224,14 @@ static mt_status count_costs(plan *p, costs *ret)
             c.forward += batches * moved[0] / f->device_bandwidth;
             c.backward += batches * moved[1] / f->device_bandwidth;
             /* Every micro-batch but the first adds its gradients to those before. */
-            c.backward +=
-                fmax(2 * batches - 1, 1) * (double)p->tpl[u]->grad_bytes / f->device_bandwidth;
+            c.backward += fmax(2 * batches - 1, 1) * (double)tp->grad_bytes / f->device_bandwidth;
+            /* What lies between experts' products runs over all rows for every segment of them. */
+            double more = batches * fmax(tp->n_segments - 2, 0);
+            c.forward += more * (double)tp->between_bytes[0] / f->device_bandwidth;
+            c.backward += more * (double)tp->between_bytes[1] / f->device_bandwidth;
         }
-        c.weights += (double)p->tpl[u]->weight_bytes;
-        c.grads += (double)p->tpl[u]->grad_bytes / 4;
+        c.weights += (double)tp->weight_bytes;
+        c.grads += (double)tp->grad_bytes / 4;
     }
     c.again = weights_again(p);
     *ret = c;
@@ -352,33 +355,56 @@ static mt_status raise_policies(plan *p, tpl_policy from, tpl_policy to, const l
     return MT_OK;
 }
 
-/* The largest piece that can be cut further, halved; 0: there is none. */
+/* Half of the experts that are streamed together in the unit where they are largest, in bytes; 0:
+ * nothing can be cut further. */
 static int64_t smaller_segments(const plan *p)
 {
     int64_t esize = mt_dtype_size(p->request.compute), largest = 0;
     for (int32_t u = 0; u < p->m->n_units; u++) {
         const tpl_plan *t = p->tpl[u];
-        int32_t last = t->n_segments > 1 ? 1 : 0;
-        bool cuttable = t->t->parts > 1 && t->bounds.segment_parts != 1;
-        if (cuttable && t->segment[last].elems * esize > largest)
-            largest = t->segment[last].elems * esize;
+        int32_t parts = t->bounds.segment_parts ? t->bounds.segment_parts : t->t->parts;
+        int64_t bytes = parts > 1 ? parts * tpl_part_elems(t->t) * esize : 0;
+        largest = bytes > largest ? bytes : largest;
     }
     return largest / 2;
 }
 
-/* Sets all policies, and, where they are to be chosen, segments as large as fits. */
-static mt_status set_lowest(plan *p, tpl_policy policy, const limits *lim, bool *ret_fits)
+/* May the plan choose segments? Generation takes units as they are. */
+static bool may_cut(const plan *p)
+{
+    bool any = false;
+    for (int32_t i = 0; i < p->m->n_tpls; i++)
+        any |= p->m->tpls[i]->parts > 1;
+    return any && p->request.segment_bytes == PLAN_AUTO && p->request.context == 0;
+}
+
+/* A quarter of the largest unit leaves most of the room that whole ones take, in copies that are
+ * still large. */
+static int64_t small_segments(const plan *p)
+{
+    int64_t largest = 0;
+    for (int32_t i = 0; i < p->m->n_tpls; i++)
+        if (p->m->tpls[i]->parts > 1 && p->m->tpls[i]->flat_elems > largest)
+            largest = p->m->tpls[i]->flat_elems;
+    return largest * mt_dtype_size(p->request.compute) / 4;
+}
+
+/* Sets all policies and, where they are to be chosen, segments: small ones if asked for, else units
+ * as a whole, and in both cases smaller ones until everything fits. */
+static mt_status set_lowest(plan *p, tpl_policy policy, bool small, const limits *lim,
+                            bool *ret_fits)
 {
     const plan_request *r = &p->request;
-    bool automatic = r->segment_bytes == PLAN_AUTO && r->context == 0;
     p->segment_bytes = r->segment_bytes == PLAN_AUTO || r->context ? 0 : r->segment_bytes;
+    if (small)
+        p->segment_bytes = small_segments(p);
     for (;;) {
         mt_status st = set_policies(p, policy);
         if (st < 0)
             return st;
         count_bytes(p);
         *ret_fits = fits(p, lim);
-        int64_t smaller = *ret_fits || !automatic ? 0 : smaller_segments(p);
+        int64_t smaller = *ret_fits || !may_cut(p) ? 0 : smaller_segments(p);
         if (smaller == 0)
             return MT_OK;
         p->segment_bytes = smaller;
@@ -410,24 +436,30 @@ static bool may_place(const plan_request *r, int64_t groups, place where)
     return where == PLACE_BUFFERS || (where == PLACE_SUMS ? groups > 1 : clip);
 }
 
-/* Completes a candidate with `groups` groups and its gradients in that place. GEMMs are what
- * recompute costs, so that every unit reaches `select`, which repeats none, before the first is
- * raised to `keep`. */
-static mt_status complete(plan *p, int64_t groups, place where, const limits *lim, bool *ret_fits)
+/* What a plan is completed from. */
+typedef struct candidate {
+    int64_t groups;
+    place where;
+    bool small; /* segments, where it may have any */
+} candidate;
+
+/* Completes a candidate. GEMMs are what recompute costs, so that every unit reaches `select`, which
+ * repeats none, before the first is raised to `keep`. */
+static mt_status complete(plan *p, const candidate *c, const limits *lim, bool *ret_fits)
 {
     const plan_request *r = &p->request;
-    p->groups = groups;
-    p->held = where == PLACE_HELD;
+    p->groups = c->groups;
+    p->held = c->where == PLACE_HELD;
     /* BF16 gradients of one group are held as such: one unit's sums suffice. */
     p->device_sums =
-        where == PLACE_SUMS || (p->held && (groups > 1 || r->gradient_dtype == MT_F32));
-    p->group_batches = (r->micro_batches + groups - 1) / groups;
+        c->where == PLACE_SUMS || (p->held && (c->groups > 1 || r->gradient_dtype == MT_F32));
+    p->group_batches = (r->micro_batches + c->groups - 1) / c->groups;
     p->weight_buffers = r->weight_buffers == PLAN_AUTO ? 2 : r->weight_buffers;
     tpl_policy lowest = r->policy == PLAN_AUTO ? TPL_INPUT : (tpl_policy)r->policy;
     if (!r->training)
         lowest = TPL_KEEP; /* nothing is saved; the policy makes no difference */
     bool ok;
-    mt_status st = set_lowest(p, lowest, lim, &ok);
+    mt_status st = set_lowest(p, lowest, c->small, lim, &ok);
     if (st < 0)
         return st;
     if (ok && r->training && r->policy == PLAN_AUTO) {
@@ -450,38 +482,49 @@ static mt_status complete(plan *p, int64_t groups, place where, const limits *li
     return predict(p);
 }
 
-/* The fastest number of groups and place of gradients that fits, completed in p. */
+/* Of the candidates with that many groups the fastest that fits, if it is faster than *best. */
+static mt_status choose_place(plan *p, int64_t groups, const limits *lim, candidate *best,
+                              double *best_seconds)
+{
+    /* Of two that are equally fast, the one that moves less, or leaves the device more room; and
+     * units stay whole unless there is something in it. */
+    for (place where = 0; where < PLACES; where++)
+        for (int small = 0; small <= may_cut(p); small++) {
+            const candidate c = { groups, where, small };
+            bool ok;
+            if (!may_place(&p->request, groups, where))
+                continue;
+            mt_status st = complete(p, &c, lim, &ok);
+            if (st < 0)
+                return st;
+            if (ok && p->seconds < *best_seconds * (small ? 0.98 : 0.999)) {
+                *best = c;
+                *best_seconds = p->seconds;
+            }
+        }
+    return MT_OK;
+}
+
+/* The fastest number of groups, place of gradients and segments that fits, completed in p. */
 static mt_status choose(plan *p, const limits *lim, bool *ret_fits)
 {
     const plan_request *r = &p->request;
     int64_t from = r->groups == PLAN_AUTO ? 1 : r->groups;
     int64_t to = r->groups == PLAN_AUTO ? r->micro_batches : r->groups;
-    int64_t best = 0;
-    double best_seconds = 0;
-    place best_place = PLACE_BUFFERS;
-    bool ok = false;
-    while (!may_place(r, to, best_place)) /* what is asked for, should nothing fit */
-        best_place = (best_place + 1) % PLACES;
+    candidate best = { to, PLACE_BUFFERS, false };
+    double best_seconds = INFINITY;
+    while (!may_place(r, to, best.where)) /* what is asked for, should nothing fit */
+        best.where = (best.where + 1) % PLACES;
     for (int64_t groups = from; groups <= to; groups++) {
         /* Numbers of groups that leave groups equally large move more for nothing. */
         int64_t largest = (r->micro_batches + groups - 1) / groups;
         if (groups > from && largest == (r->micro_batches + groups - 2) / (groups - 1))
             continue;
-        /* Of two that are equally fast, the one that moves less, or leaves the device more room. */
-        for (place where = 0; where < PLACES; where++) {
-            if (!may_place(r, groups, where))
-                continue;
-            mt_status st = complete(p, groups, where, lim, &ok);
-            if (st < 0)
-                return st;
-            if (ok && (best == 0 || p->seconds < best_seconds * 0.999)) {
-                best = groups;
-                best_seconds = p->seconds;
-                best_place = where;
-            }
-        }
+        mt_status st = choose_place(p, groups, lim, &best, &best_seconds);
+        if (st < 0)
+            return st;
     }
-    return complete(p, best ? best : to, best_place, lim, ret_fits);
+    return complete(p, &best, lim, ret_fits);
 }
 
 /* ---- refusing --------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ static const run_key keys[] = {
     { "memory", "segment_size", RUN_KEY_BYTES, "auto", RANGE(1, MOST), .automatic = true,
       .can_be_off = true, FIELD(segment_bytes),
       .doc = "Units with larger weights are streamed some experts at a time (512MiB); auto: where "
-             "nothing fits otherwise." },
+             "it is faster, or nothing fits otherwise." },
     { "memory", "gradients", RUN_KEY_CHOICE, "auto", gradients, FIELD(gradients),
       .doc = "Where gradients are summed, and with clipping wait for their norm: device or host "
              "memory; auto: the fastest that fits." },

@@ -678,6 +678,11 @@ static mt_status make_programs(maker *k)
     mt_status status = graph_choose(k->g, p->policy, k->cut, &k->mem, &k->choice);
     if (status != MT_OK)
         return status;
+    for (int32_t i = 0; i < k->g->n_nodes; i++)
+        if (k->choice.recomputed[i]) {
+            p->recompute_gemm_flops += k->g->nodes[i].shape.gemm_flops_per_token;
+            p->recompute_attn_flops += k->g->nodes[i].shape.attn_flops_per_pair;
+        }
     for (mt_val v = 0; v < k->g->n_values; v++)
         if (k->choice.saved[v]) {
             k->saved_at[v] = (place){ REGION_SAVED, p->saved_bytes, 0 };
@@ -688,6 +693,8 @@ static mt_status make_programs(maker *k)
         p->work_bytes[1] = make_backward(k);
     if (k->status == MT_OK)
         p->generate_work_bytes = make_forward(k, PROGRAM_INFER);
+    for (int i = 0; i < 2 && k->status == MT_OK; i++)
+        p->between_bytes[i] = segment_between_bytes(p, p->program[i]);
     if (p->generate_work_bytes > p->work_bytes[0])
         p->work_bytes[0] = p->generate_work_bytes; /* evaluation runs the inference program */
     return k->status;

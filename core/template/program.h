@@ -59,6 +59,9 @@ void program_fill_call(const tpl_plan *p, const step *s, void *const *base, cons
 /* Where every slot lies in which segment: fills those members of p. */
 mt_status segment_lay_out(tpl_plan *p);
 
+/* Bytes that the operations between experts' products read and write in one run of the program. */
+int64_t segment_between_bytes(const tpl_plan *p, const struct tpl_program *prog);
+
 /* Narrows a call of an operation by expert to the experts of a segment. */
 void segment_take_experts(const tpl_plan *p, int32_t segment, mt_op_call *c);
 

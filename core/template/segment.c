@@ -278,6 +278,30 @@ mt_status segment_lay_out(tpl_plan *p)
     return MT_OK;
 }
 
+static int64_t ref_bytes(const tpl_plan *p, const ref *r)
+{
+    int64_t rows = r->rows.per_token * p->bounds.tokens +
+                   r->rows.per_document * p->bounds.documents + r->rows.fixed;
+    return r->where == REGION_NONE ? 0 : rows * r->cols * mt_dtype_size(r->dtype);
+}
+
+int64_t segment_between_bytes(const tpl_plan *p, const struct tpl_program *prog)
+{
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < prog->n_steps; i++) {
+        const step *s = &prog->steps[i];
+        if (s->stage != TPL_EXPERTS || by_expert(&p->t->graph->nodes[s->node]))
+            continue;
+        for (int k = 0; k < MT_OP_MAX_IN; k++)
+            bytes += ref_bytes(p, &s->in[k]) + ref_bytes(p, &s->d_in[k]);
+        for (int k = 0; k < MT_OP_MAX_OUT; k++)
+            bytes += ref_bytes(p, &s->out[k]) + ref_bytes(p, &s->d_out[k]);
+        for (int k = 0; k < MT_OP_MAX_AUX; k++)
+            bytes += ref_bytes(p, &s->aux[k]);
+    }
+    return bytes;
+}
+
 void segment_take_experts(const tpl_plan *p, int32_t segment, mt_op_call *c)
 {
     int64_t experts = c->in[2].cols - 1, each = experts / p->t->parts;

@@ -112,8 +112,13 @@ typedef struct tpl_plan {
     int64_t
         weight_bytes;   /* flat parameters in the compute dtype (gathered ones: gather_rows rows) */
     int64_t grad_bytes; /* flat gradients in the statistics dtype */
-    int64_t saved_bytes;         /* a micro-batch, from its forward to its backward */
-    int64_t carry_bytes;         /* a micro-batch, from one stage of a pass to the next */
+    int64_t saved_bytes; /* a micro-batch, from its forward to its backward */
+    int64_t carry_bytes; /* a micro-batch, from one stage of a pass to the next */
+    int64_t
+        between_bytes[2];        /* that what lies between experts' products reads and writes of a
+                                  * micro-batch, forward and backward, once for every segment of them */
+    double recompute_gemm_flops; /* per token, that backward adds */
+    double recompute_attn_flops; /* per pair, likewise */
     int64_t work_bytes[2];       /* scratch of a train/eval forward, of a backward */
     int64_t generate_work_bytes; /* scratch of prefill and decode */
     int64_t state_bytes;         /* what generation keeps of a document from call to call */

@@ -95,6 +95,14 @@ expect 0 '3 like block.0' 'input' -- "${unit[@]}" --tokens 128 --unit block memo
 check 'one kind' test "$(grep -c '"kind":' bench.json)" = 1
 check 'gradients of half the size' test "$(number gradient_bytes)" = \
     "$(awk "BEGIN { printf \"%.1f\", $(number weight_bytes) / 2 }")"
+moe=(bench step moe.yaml device=cpu --document 64 --steps 1 --tokens 64)
+expect 0 '64 tokens a step' -- "${moe[@]}" memory.segment_size=1KiB --json cut.json
+check 'segments are planned' grep -q 'activations between segments' cut.json
+expect 0 '64 tokens a step' -- "${moe[@]}" memory.segment_size=off --json whole.json
+check 'no segments are planned' test -z "$(grep 'between segments' whole.json)"
+check 'the same loss' test "$(grep '"loss"' cut.json)" = "$(grep '"loss"' whole.json)"
+expect 1 "'memory.segment_size' must be" 'a size such as' -- "${moe[@]}" memory.segment_size=large
+expect 1 "'memory.segment_size' must be" '"auto", "off" or a size of at least 1' -- "${moe[@]}" memory.segment_size=0
 expect 0 '3 like block.2' -- "${unit[@]}" --tokens 64 --unit block.2
 expect 1 '64  refused: the run does not fit' 'no size fits' -- "${unit[@]}" --tokens 64 memory.host=1KiB
 expect 1 "--unit 'bloc' is neither" 'kinds: block, head' -- "${unit[@]}" --unit bloc

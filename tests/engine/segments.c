@@ -243,6 +243,37 @@ static void a_limit_is_met_by_segments(void)
     world_close(&w);
 }
 
+/* Room that whole units would take is worth more to activations. */
+static void segments_make_room_for_activations(void)
+{
+    world_options o = options(0);
+    world w;
+    plan *cut = NULL, *whole = NULL, *roomy = NULL;
+    world_model(&o, &w);
+    o.request.policy = TPL_KEEP;
+    o.request.device_limit = device_bytes(w.m, o, 2 * 3 * 32 * 24 * 4);
+    o.request.policy = PLAN_AUTO;
+    if (world_plan(&o, w.m, &whole) < 0)
+        world_fail("world_plan");
+    CHECK(whole->policy[1] != TPL_KEEP, "policy %d", whole->policy[1]);
+    o.request.segment_bytes = PLAN_AUTO;
+    if (world_plan(&o, w.m, &cut) < 0)
+        world_fail("world_plan");
+    CHECK(cut->segment_bytes > 0 && cut->policy[1] == TPL_KEEP && cut->policy[2] == TPL_KEEP,
+          "%lld bytes, policies %d %d", (long long)cut->segment_bytes, cut->policy[1],
+          cut->policy[2]);
+    CHECK(cut->seconds < whole->seconds, "%g %g", cut->seconds, whole->seconds);
+    /* Where there is room for everything, whole units are as good. */
+    o.request.device_limit = 0;
+    if (world_plan(&o, w.m, &roomy) < 0)
+        world_fail("world_plan");
+    CHECK(roomy->segment_bytes == 0 && roomy->policy[1] == TPL_KEEP);
+    plan_destroy(whole);
+    plan_destroy(cut);
+    plan_destroy(roomy);
+    world_close(&w);
+}
+
 /* Without experts there is nothing to cut. */
 static void dense_models_stay_whole(void)
 {
@@ -288,6 +319,7 @@ int main(void)
     RUN(two_of_eight_experts);
     RUN(experts_without_tokens_are_not_fetched);
     RUN(a_limit_is_met_by_segments);
+    RUN(segments_make_room_for_activations);
     RUN(dense_models_stay_whole);
     RUN(the_plan_prints_segments);
     return check_done();
