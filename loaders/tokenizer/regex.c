@@ -23,7 +23,7 @@ mt_status tok_regex_init(void)
     if (onig_initialize(use, 1) != ONIG_NORMAL)
         return tok_fail(MT_ERR_INTERNAL,
                         "tokenizer: the regular expression library does not start");
-    return MT_OK;
+    return tok_unicode_init();
 }
 
 mt_status tok_regex_create(tok_text pattern, tok_regex **ret, char ret_why[256])

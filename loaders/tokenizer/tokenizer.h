@@ -10,7 +10,7 @@
  * encode.c also drives them all and puts the template's special tokens around.
  * decode.c goes the other way. load.c and json.c read the file, special.c the roles of tokens from
  * the files beside it; vocab.c maps texts to ids; text.c has UTF-8 and character classes; regex.c
- * the engine; tokenizer.c is the plugin.
+ * and unicode.c the engine; tokenizer.c is the plugin.
  *
  * Bytes that are no UTF-8 are encoded as U+FFFD, one for each maximal part of a sequence, as
  * Python's decode(errors="replace") makes of them. NUL is text like any other byte.
@@ -105,6 +105,7 @@ typedef struct tok_region tok_region;
 
 /* Once in a process, before any other. */
 mt_status tok_regex_init(void);
+mt_status tok_unicode_init(void); /* (unicode.c) */
 /* On failure *ret_why says what is wrong with the pattern. */
 mt_status tok_regex_create(tok_text pattern, tok_regex **ret, char ret_why[256]);
 void tok_regex_destroy(tok_regex *r); /* accepts NULL */

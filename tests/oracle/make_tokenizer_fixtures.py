@@ -3,10 +3,11 @@
 """Writes fixtures/tokenizer/: small tokenizers of every style and what Hugging Face makes of texts.
 
 A development-time tool (needs tokenizers 0.23); the fixtures are committed. Usage:
-make_tokenizer_fixtures.py [STYLE]...
+make_tokenizer_fixtures.py [STYLE | classes]...
 
     texts.txt      a text a line; bytes that are not printable ASCII, and \\, are \\xNN
     STYLE.json     a tokenizer.json
+    classes.txt    a class of characters a line: its pattern, then its ranges, in hex
     STYLE.txt      three lines for each text: ids with what the template adds; ids with special
                    tokens in the text as mere text; the first ids decoded, escaped as above
 """
@@ -188,6 +189,23 @@ STYLES = {
 }
 
 
+CLASSES = [r"\s", r"\S", r"\p{L}", r"\p{Lu}", r"\p{Ll}", r"\p{Lt}", r"\p{Lm}", r"\p{Lo}", r"\p{M}", r"\p{N}", r"\p{P}",
+           r"\p{S}", r"[^\s\p{L}\p{N}]", r"[^\r\n\p{L}\p{N}]", "(?i:s)", "(?i:l)", "(?i:t)", "(?i:v)", "(?i:r)"]
+
+
+def ranges(pattern):
+    """The characters that a pattern matches, of all there are."""
+    everything = "".join(chr(c) for c in range(0x110000) if not 0xd800 <= c < 0xe000)
+    kept = split(pattern, "removed", True).pre_tokenize_str(everything)
+    found = []
+    for c in sorted(ord(c) for piece, _ in kept for c in piece):
+        if found and found[-1][1] == c - 1:
+            found[-1][1] = c
+        else:
+            found.append([c, c])
+    return " ".join(f"{a:x}-{b:x}" for a, b in found)
+
+
 def escape(data):
     return "".join(chr(b) if 32 <= b < 127 and b != 92 else f"\\x{b:02x}" for b in data)
 
@@ -205,7 +223,11 @@ def main():
     OUT.mkdir(parents=True, exist_ok=True)
     samples = all_texts()
     (OUT / "texts.txt").write_text("".join(escape(t) + "\n" for t in samples))
-    for name in sys.argv[1:] or STYLES:
+    wanted = sys.argv[1:] or ["classes", *STYLES]
+    if "classes" in wanted:
+        (OUT / "classes.txt").write_text("".join(f"{p} {ranges(p)}\n" for p in CLASSES))
+        wanted.remove("classes")
+    for name in wanted:
         made = STYLES[name]()
         made.save(str(OUT / f"{name}.json"), pretty=False)
         t = Tokenizer.from_file(str(OUT / f"{name}.json"))
