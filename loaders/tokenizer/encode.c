@@ -162,6 +162,8 @@ static mt_status split(encoder *e, int64_t step, piece p)
             status = add_stretch(&j, start, end, !s->invert);
         at = end;
     }
+    if (search.failed)
+        return tok_nomem();
     if (!status && at < p.text.n)
         status = add_stretch(&j, at, p.text.n, s->invert);
     return !status && j.holds ? hand_on(&j, j.start, j.end) : status;

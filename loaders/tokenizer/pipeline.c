@@ -13,7 +13,7 @@
 #define GPT2_PATTERN                                                                               \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-enum { MAX_NESTING = 8 };
+enum { MAX_NESTING = 8, MAX_STAGES = 64 };
 
 typedef struct stage {
     const char *type;
@@ -21,7 +21,7 @@ typedef struct stage {
     int32_t option;
 } stage;
 
-/* Makes room for one more in a list that is read once and short. */
+/* Makes room for one more in a list that is short. */
 static void *append(void **list, int64_t *n, size_t size)
 {
     void *grown = realloc(*list, (size_t)(*n + 1) * size);
@@ -54,6 +54,9 @@ static mt_status read_stages(const tok_file *f, tok_place at, const json_t *in, 
     if (!type)
         return tok_unexpected(f, tok_place_member(at, "type"), json_object_get(in, "type"),
                               "the name of a stage");
+    if (f->t->n_norms + f->t->n_splits + f->t->n_decodes > MAX_STAGES)
+        return tok_reject(f, MT_ERR_UNSUPPORTED, at, "more than %d stages are not offered",
+                          MAX_STAGES);
     for (const stage *s = stages; s->type; s++)
         if (strcmp(type, s->type) == 0)
             return s->read(f, at, in, s->option);

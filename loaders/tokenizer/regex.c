@@ -5,6 +5,7 @@
  */
 #include "tokenizer.h"
 
+#include <limits.h>
 #include <oniguruma.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +24,8 @@ mt_status tok_regex_init(void)
     if (onig_initialize(use, 1) != ONIG_NORMAL)
         return tok_fail(MT_ERR_INTERNAL,
                         "tokenizer: the regular expression library does not start");
+    /* A long run of spaces is tried at each of its ends: that is no runaway pattern. */
+    onig_set_retry_limit_in_match(ULONG_MAX);
     return tok_unicode_init();
 }
 
@@ -74,13 +77,14 @@ void tok_region_destroy(tok_region *r)
 
 /* ---- matches -------------------------------------------------------------------------------- */
 
-/* A search that the engine gives up (its limits on backtracking) counts as no match, as it does in
- * Hugging Face's tokenizers. */
 static bool regex_next(const tok_regex *r, tok_search *s, int64_t *ret_start, int64_t *ret_end)
 {
     const OnigUChar *p = (const OnigUChar *)s->text.p, *end = p + s->text.n;
     while (s->from <= s->text.n) {
-        if (onig_search(r->code, p, end, p + s->from, end, s->region->groups, ONIG_OPTION_NONE) < 0)
+        int rc =
+            onig_search(r->code, p, end, p + s->from, end, s->region->groups, ONIG_OPTION_NONE);
+        s->failed = rc < 0 && rc != ONIG_MISMATCH;
+        if (rc < 0)
             return false;
         int64_t start = s->region->groups->beg[0], stop = s->region->groups->end[0];
         if (start < stop || stop != s->last_end) {
@@ -175,5 +179,5 @@ bool tok_pattern_replace(const tok_pattern *p, tok_text content, tok_text t, tok
             return false;
         at = end;
     }
-    return tok_buf_add(ret, t.p + at, t.n - at);
+    return !s.failed && tok_buf_add(ret, t.p + at, t.n - at);
 }

@@ -135,6 +135,7 @@ typedef struct tok_search {
     int64_t from;
     int64_t last_end; /* of the match before, -1 at the start */
     tok_region *region;
+    bool failed; /* out of memory; looks like the end of the matches otherwise */
 } tok_search;
 
 /* The next match; matches may be empty, but not right behind another one. */
