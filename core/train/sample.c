@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sampling from logits. Probabilities are formed in double, after sorting by logit and then by id,
- * so that a draw is the same wherever the logits are.
+ * Sampling from logits. Probabilities are formed in double and gone through by logit and then by
+ * id, so that a draw is the same wherever the logits are. A draw looks at few of a large
+ * vocabulary's tokens: they are taken from a heap, not sorted.
  */
 #include "sample.h"
 
@@ -19,7 +20,10 @@ struct sampler {
     sampler_options options;
     int64_t vocab;
     uint64_t state;
-    candidate *sorted; /* [vocab] */
+    double top;      /* the largest logit */
+    candidate *heap; /* [vocab]: the best of those left first; those taken stand at the end, the
+                        first one last */
+    int64_t left;
 };
 
 mt_status sampler_create(const sampler_options *options, int64_t vocab, sampler **ret)
@@ -39,10 +43,10 @@ mt_status sampler_create(const sampler_options *options, int64_t vocab, sampler 
     s->options = *options;
     s->vocab = vocab;
     s->state = options->seed;
-    s->sorted = calloc((size_t)vocab, sizeof *s->sorted);
-    if (!s->sorted) {
+    s->heap = calloc((size_t)vocab, sizeof *s->heap);
+    if (!s->heap) {
         free(s);
-        return status_nomem("a sampler's candidates", (size_t)vocab * sizeof *s->sorted);
+        return status_nomem("a sampler's candidates", (size_t)vocab * sizeof *s->heap);
     }
     *ret = s;
     return MT_OK;
@@ -52,7 +56,7 @@ void sampler_destroy(sampler *s)
 {
     if (!s)
         return;
-    free(s->sorted);
+    free(s->heap);
     free(s);
 }
 
@@ -66,12 +70,82 @@ static double draw(sampler *s)
     return (double)(z >> 11) * 0x1p-53;
 }
 
-static int by_logit(const void *a, const void *b)
+/* ---- the heap -------------------------------------------------------------------------------- */
+
+static bool is_better(const candidate *a, const candidate *b)
 {
-    const candidate *x = a, *y = b;
-    if (x->logit != y->logit)
-        return x->logit > y->logit ? -1 : 1;
-    return x->id < y->id ? -1 : 1;
+    return a->logit != b->logit ? a->logit > b->logit : a->id < b->id;
+}
+
+static void swap(candidate *a, candidate *b)
+{
+    candidate t = *a;
+    *a = *b;
+    *b = t;
+}
+
+static void sift_down(candidate *heap, int64_t n, int64_t at)
+{
+    for (;;) {
+        int64_t best = at, child = 2 * at + 1;
+        for (int64_t i = child; i < child + 2 && i < n; i++)
+            if (is_better(&heap[i], &heap[best]))
+                best = i;
+        if (best == at)
+            return;
+        swap(&heap[at], &heap[best]);
+        at = best;
+    }
+}
+
+static void fill(sampler *s, const float *logits)
+{
+    s->left = s->vocab;
+    for (int64_t i = 0; i < s->vocab; i++)
+        s->heap[i] = (candidate){ logits[i], (int32_t)i };
+    for (int64_t i = s->vocab / 2; i-- > 0;)
+        sift_down(s->heap, s->left, i);
+}
+
+/* The i-th likeliest. */
+static const candidate *likeliest(sampler *s, int64_t i)
+{
+    while (s->vocab - s->left <= i) {
+        swap(&s->heap[0], &s->heap[--s->left]);
+        sift_down(s->heap, s->left, 0);
+    }
+    return &s->heap[s->vocab - 1 - i];
+}
+
+/* ---- drawing --------------------------------------------------------------------------------- */
+
+static double weight(const sampler *s, float logit)
+{
+    return exp(((double)logit - s->top) / s->options.temperature);
+}
+
+/* How many of the likeliest top-k and top-p allow, and the sum of their weights. */
+static int64_t cut(sampler *s, const float *logits, double *ret_sum)
+{
+    int64_t n = s->vocab;
+    double sum = 0, mass = 0;
+    if (s->options.top_k > 0 && s->options.top_k < n) {
+        n = s->options.top_k;
+        for (int64_t i = 0; i < n; i++)
+            sum += weight(s, likeliest(s, i)->logit);
+    } else {
+        for (int64_t i = 0; i < n; i++)
+            sum += weight(s, logits[i]);
+    }
+    *ret_sum = sum;
+    for (int64_t i = 0; i < n && s->options.top_p < 1; i++) {
+        mass += weight(s, likeliest(s, i)->logit);
+        if (mass >= s->options.top_p * sum) {
+            *ret_sum = mass;
+            return i + 1;
+        }
+    }
+    return n;
 }
 
 mt_status sampler_next(sampler *s, const float *logits, int32_t *ret)
@@ -91,35 +165,15 @@ mt_status sampler_next(sampler *s, const float *logits, int32_t *ret)
         return MT_OK;
     }
 
-    for (int64_t i = 0; i < s->vocab; i++)
-        s->sorted[i] = (candidate){ logits[i], (int32_t)i };
-    qsort(s->sorted, (size_t)s->vocab, sizeof *s->sorted, by_logit);
-
-    int64_t n = s->vocab;
-    if (s->options.top_k > 0 && s->options.top_k < n)
-        n = s->options.top_k;
-    double top = s->sorted[0].logit, sum = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += exp((s->sorted[i].logit - top) / s->options.temperature);
-    if (s->options.top_p < 1) {
-        double mass = 0;
-        for (int64_t i = 0; i < n; i++) {
-            mass += exp((s->sorted[i].logit - top) / s->options.temperature);
-            if (mass >= s->options.top_p * sum) {
-                n = i + 1;
-                sum = mass;
-                break;
-            }
-        }
-    }
-
-    double at = draw(s) * sum;
-    int64_t pick = 0;
-    for (; pick < n - 1; pick++) {
-        at -= exp((s->sorted[pick].logit - top) / s->options.temperature);
+    s->top = logits[best];
+    fill(s, logits);
+    double sum = 0;
+    int64_t n = cut(s, logits, &sum), pick = 0;
+    for (double at = draw(s) * sum; pick < n - 1; pick++) {
+        at -= weight(s, likeliest(s, pick)->logit);
         if (at < 0)
             break;
     }
-    *ret = s->sorted[pick].id;
+    *ret = likeliest(s, pick)->id;
     return MT_OK;
 }

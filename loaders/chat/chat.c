@@ -69,7 +69,7 @@ static mt_status add_token(chat *c, const char *text)
     int32_t at = c->n_tokens++;
     for (; at > 0 && c->token[at - 1].n < n; at--)
         c->token[at] = c->token[at - 1];
-    c->token[at] = (chat_token){ text, n, id };
+    c->token[at] = (chat_token){ text, n };
     return MT_OK;
 }
 

@@ -76,11 +76,10 @@ typedef struct chat_format {
 /* The last one has no name. */
 extern const chat_format chat_formats[];
 
-/* A special token of a format and its text. */
+/* The text of a special token. */
 typedef struct chat_token {
     const char *text;
     int64_t n;
-    int32_t id;
 } chat_token;
 
 /* An assistant's pattern in its three parts: given, answer, and what follows the turn. */
