@@ -94,8 +94,8 @@ static void no_destroy(void *optim)
     (void)optim;
 }
 
-static const mt_optim no_optim = { sizeof no_optim, MT_GRAIN_ELEMENT, NULL,
-                                   no_destroy,      no_states,        no_update };
+static const mt_optim no_optim = { sizeof no_optim, MT_GRAIN_ELEMENT, NULL, no_destroy,
+                                   no_states,       no_update,        0,    0 };
 
 /* ---- which units ----------------------------------------------------------------------------- */
 

@@ -147,6 +147,7 @@ static mt_status update(const void *optim, const mt_update *u)
 {
     const adamw *a = optim;
     bool decayed = !(u->flags & MT_PARAM_NO_DECAY);
+    double decay = u->flags & MT_UPDATE_WEIGHT_DECAY ? u->weight_decay : a->weight_decay;
     double t = (double)u->step;
     adamw_constants k = {
         .grad_scale = (float)u->grad_scale,
@@ -156,7 +157,7 @@ static mt_status update(const void *optim, const mt_update *u)
         .root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, t))),
         .epsilon = (float)a->epsilon,
         .step = (float)(u->lr / (1.0 - pow(a->beta1, t))),
-        .decay = decayed ? (float)(u->lr * a->weight_decay) : 0.0f,
+        .decay = decayed ? (float)(u->lr * decay) : 0.0f,
     };
     a->step(&k, u->n, u->hi, u->lo, u->grad, u->state[0], u->state[1]);
     return MT_OK;
@@ -167,4 +168,5 @@ static const mt_optim adamw_optim = { .struct_size = sizeof(mt_optim),
                                       .create = create,
                                       .destroy = destroy,
                                       .state_specs = state_specs,
-                                      .update = update };
+                                      .update = update,
+                                      .flags = MT_OPTIM_GROUP_DECAY };

@@ -262,7 +262,10 @@ static uint32_t state_specs(const void *optim, mt_state_spec *ret)
     return 2;
 }
 
-static const mt_optim adam = { sizeof adam, MT_GRAIN_ELEMENT, NULL, NULL, state_specs, update };
+static const mt_optim adam = { .struct_size = sizeof adam,
+                               .granularity = MT_GRAIN_ELEMENT,
+                               .state_specs = state_specs,
+                               .update = update };
 
 /* ---- engine ---------------------------------------------------------------------------------- */
 

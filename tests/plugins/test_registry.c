@@ -127,7 +127,7 @@ static void test_wrong_tables(void)
     snprintf(text, sizeof text,
              ": table of megatrain.optim/1: struct_size is 16, expected at least %zu; was it built "
              "with other headers?",
-             sizeof(mt_optim));
+             offsetof(mt_optim, flags));
     refuse("short_table", text);
     refuse("null_member",
            ": table of megatrain.optim/1: member 'state_specs' is NULL, expected a value");

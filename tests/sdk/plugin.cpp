@@ -40,7 +40,7 @@ mt_status update(const void *, const mt_update *u)
     return MT_OK;
 }
 
-const mt_optim table = { sizeof(mt_optim), MT_GRAIN_ELEMENT, create, destroy, state_specs, update };
+const mt_optim table = { sizeof(mt_optim), MT_GRAIN_ELEMENT, create, destroy, state_specs, update, 0, 0 };
 
 } // namespace
 

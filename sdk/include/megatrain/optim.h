@@ -26,20 +26,31 @@ typedef struct mt_state_spec {
     mt_dtype dtype;
 } mt_state_spec;
 
+enum {
+    /* mt_update::weight_decay stands in place of the optimizer's own key. Not with
+     * MT_PARAM_NO_DECAY. */
+    MT_UPDATE_WEIGHT_DECAY = 1u << 16
+};
+
+enum {
+    MT_OPTIM_GROUP_DECAY = 1u << 0 /* update honours MT_UPDATE_WEIGHT_DECAY */
+};
+
 /* One range of one tensor. Element i of the range is element `first + i` of a row-major
  * [rows, cols] tensor (rows 1 for a vector). The master weight is split in two planes
  * (mt_join_f32, mt_split_f32). The effective gradient is grad[i] * grad_scale. */
 typedef struct mt_update {
     uint32_t struct_size;
-    uint32_t flags; /* MT_PARAM_NO_DECAY (template.h) */
+    uint32_t flags; /* MT_PARAM_NO_DECAY (template.h), MT_UPDATE_WEIGHT_DECAY */
     int64_t rows, cols, first, n;
     uint16_t *hi;
     int16_t *lo;
     const float *grad;
     void *state[MT_OPTIM_MAX_STATES];
-    int64_t step;      /* 1 for the first update */
-    double lr;         /* learning rate of this step */
-    double grad_scale; /* the clipping factor; 1 where clipping is off */
+    int64_t step;        /* 1 for the first update */
+    double lr;           /* learning rate of this step */
+    double grad_scale;   /* the clipping factor; 1 where clipping is off */
+    double weight_decay; /* with MT_UPDATE_WEIGHT_DECAY */
 } mt_update;
 
 typedef struct mt_optim {
@@ -54,6 +65,8 @@ typedef struct mt_optim {
     /* Updates a range in place. Results must not depend on how a tensor is cut into ranges (of the
      * granularity), nor on the calling thread. [worker] */
     mt_status (*update)(const void *optim, const mt_update *u);
+    uint32_t flags; /* MT_OPTIM_GROUP_DECAY */
+    uint32_t reserved;
 } mt_optim;
 
 #ifdef __cplusplus
