@@ -164,6 +164,7 @@ mt_status engine_create(const engine_config *config, engine **ret)
     e->dev = config->device;
     e->optim = config->optim;
     e->optim_state = config->optim_state;
+    e->rules = config->rules;
     e->trace_path = config->trace_path;
     e->serial = config->serial;
     e->training = config->plan->request.training;

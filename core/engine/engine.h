@@ -11,16 +11,24 @@
 
 typedef struct engine engine;
 
+/* How a parameter's update differs from the others'. */
+typedef struct engine_rule {
+    double lr_scale; /* times the step's learning rate */
+    bool has_decay;
+    double weight_decay; /* in place of the optimizer's own, with has_decay */
+} engine_rule;
+
 typedef struct engine_config {
     const plan *plan;
     store *store;
     const mt_backend *backend;
     void *device;
-    const mt_optim *optim;   /* NULL for inference */
-    const void *optim_state; /* what optim->create returned */
-    int32_t optim_threads;   /* <= 0: all that this process may use */
-    bool bind_workers;       /* to processors of their own, where there are enough */
-    bool serial;             /* one queue, no overlap: the reference for every race test */
+    const mt_optim *optim;    /* NULL for inference */
+    const void *optim_state;  /* what optim->create returned */
+    const engine_rule *rules; /* [n_params]; NULL: none. Outlives the engine */
+    int32_t optim_threads;    /* <= 0: all that this process may use */
+    bool bind_workers;        /* to processors of their own, where there are enough */
+    bool serial;              /* one queue, no overlap: the reference for every race test */
     uint64_t chaos; /* != 0: random delays in every queue and worker, freed buffers poisoned */
     const char *trace_path; /* NULL: no trace */
 } engine_config;

@@ -229,6 +229,7 @@ struct engine {
     void *dev;
     const mt_optim *optim;
     const void *optim_state;
+    const engine_rule *rules;
     const char *trace_path;
     bool serial, training;
     uint64_t chaos;

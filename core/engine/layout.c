@@ -281,7 +281,7 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
     for (int32_t u = 0; u < m->n_units; u++) {
         int64_t n = m->units[u].t->own_elems;
         l.bytes[LAYOUT_MASTERS] += 2 * layout_align(n * 2);
-        if (!r->training)
+        if (!r->training || !model_unit_trains(m, u))
             continue;
         for (uint32_t s = 0; s < r->n_states; s++)
             l.bytes[LAYOUT_STATES] += layout_align(n * mt_dtype_size(r->states[s].dtype));

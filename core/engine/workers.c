@@ -42,6 +42,12 @@ static mt_status update_range(engine *e, const work *w, int64_t first, int64_t n
                      .step = w->update.step,
                      .lr = w->update.lr,
                      .grad_scale = w->update.grad_scale };
+    if (e->rules) {
+        const engine_rule *rule = &e->rules[w->param];
+        up.lr *= rule->lr_scale;
+        up.weight_decay = rule->weight_decay;
+        up.flags |= rule->has_decay ? (uint32_t)MT_UPDATE_WEIGHT_DECAY : 0;
+    }
     for (uint32_t s = 0; s < e->s->n_states; s++)
         up.state[s] =
             (char *)store_state(e->s, w->param, s) + first * mt_dtype_size(e->s->states[s].dtype);

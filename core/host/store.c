@@ -26,10 +26,12 @@ static int64_t plane_bytes(int64_t elems, int64_t size)
     return (elems * size + PLANE_ALIGN - 1) / PLANE_ALIGN * PLANE_ALIGN;
 }
 
-static int64_t unit_bytes(const model_unit *u, const mt_state_spec *states, uint32_t n_states,
-                          bool grad_plane)
+static int64_t unit_bytes(const model *m, int32_t unit, const mt_state_spec *states,
+                          uint32_t n_states, bool grad_plane)
 {
-    int64_t n = u->t->own_elems, bytes = 2 * plane_bytes(n, 2);
+    int64_t n = m->units[unit].t->own_elems, bytes = 2 * plane_bytes(n, 2);
+    if (!model_unit_trains(m, unit))
+        return bytes;
     for (uint32_t s = 0; s < n_states; s++)
         bytes += plane_bytes(n, mt_dtype_size(states[s].dtype));
     return bytes + (grad_plane ? plane_bytes(n, 4) : 0);
@@ -39,7 +41,7 @@ int64_t store_bytes(const model *m, const mt_state_spec *states, uint32_t n_stat
 {
     int64_t bytes = 0;
     for (int32_t u = 0; u < m->n_units; u++)
-        bytes += unit_bytes(&m->units[u], states, n_states, grad_plane);
+        bytes += unit_bytes(m, u, states, n_states, grad_plane);
     return bytes;
 }
 
@@ -152,6 +154,8 @@ static void lay_out_units(store *s, const store_region *r, int32_t first, int32_
         w->lo = (int16_t *)p;
         p += plane_bytes(n, 2);
         s->weight_bytes += 2 * plane_bytes(n, 2);
+        if (!model_unit_trains(s->m, u))
+            continue;
         for (uint32_t i = 0; i < s->n_states; i++) {
             w->state[i] = p;
             p += plane_bytes(n, mt_dtype_size(s->states[i].dtype));
@@ -175,7 +179,7 @@ static mt_status alloc_regions(store *s, bool grad_plane, int64_t region_bytes)
     for (int32_t first = 0, end; first < s->n_units && st == MT_OK; first = end) {
         store_region *r = &s->regions[s->n_regions];
         for (end = first; end < s->n_units && r->bytes < region_bytes; end++)
-            r->bytes += unit_bytes(&s->m->units[end], s->states, s->n_states, grad_plane);
+            r->bytes += unit_bytes(s->m, end, s->states, s->n_states, grad_plane);
         st = s->backend->host_alloc(s->device, r->bytes, &r->data);
         if (st < 0) {
             st = status_prefix(st, "the host store (%.2f GiB)", (double)p.total / (1 << 30));
@@ -272,8 +276,8 @@ void store_set(store *s, int32_t param, int64_t first, int64_t n, const float *s
 void *store_state(const store *s, int32_t param, uint32_t state)
 {
     const model_param *p = &s->m->params[param];
-    return (char *)s->units[p->unit].state[state] +
-           p->offset * mt_dtype_size(s->states[state].dtype);
+    char *plane = s->units[p->unit].state[state];
+    return plane ? plane + p->offset * mt_dtype_size(s->states[state].dtype) : NULL;
 }
 
 uint64_t store_hash(const store *s)
@@ -287,7 +291,7 @@ uint64_t store_hash(const store *s)
         const store_unit *w = &s->units[p->unit];
         XXH3_64bits_update(h, w->hi + p->offset, (size_t)p->elems * 2);
         XXH3_64bits_update(h, w->lo + p->offset, (size_t)p->elems * 2);
-        for (uint32_t k = 0; k < s->n_states; k++)
+        for (uint32_t k = 0; k < s->n_states && w->state[k]; k++)
             XXH3_64bits_update(h, store_state(s, i, k),
                                (size_t)(p->elems * mt_dtype_size(s->states[k].dtype)));
     }
@@ -324,29 +328,6 @@ static void repeat_pattern(const float *pattern, int64_t first, int64_t n, float
     }
 }
 
-/* Initial values of elements first .. first + n of a parameter, whose key of random numbers is
- * `key`. */
-static void draw(const init_job *job, const model_param *p, uint64_t key, int64_t first, int64_t n,
-                 float *ret)
-{
-    rng r = { key, (uint64_t)first };
-    if (p->init == MT_INIT_NORMAL && job->pattern)
-        repeat_pattern(job->pattern, (int64_t)(key % PATTERN) + first, n, ret);
-    else if (p->init == MT_INIT_NORMAL)
-        rng_normals(key, (uint64_t)first, n, ret);
-    for (int64_t k = 0; k < n; k++)
-        switch (p->init) {
-        case MT_INIT_NORMAL:
-            ret[k] *= p->init_std;
-            break;
-        case MT_INIT_LOG_DECAY:
-            ret[k] = (float)log(0.01 + 15.99 * rng_uniform(&r));
-            break;
-        default:
-            ret[k] = p->init == MT_INIT_ONES ? 1.0f : 0.0f;
-        }
-}
-
 static void init_chunk(void *arg, int64_t chunk)
 {
     enum { PIECE = 256 };
@@ -362,7 +343,13 @@ static void init_chunk(void *arg, int64_t chunk)
     for (int64_t i = first; i < end; i += PIECE) {
         float x[PIECE];
         int64_t n = end - i < PIECE ? end - i : PIECE;
-        draw(job, p, key, i, n, x);
+        if (p->init == MT_INIT_NORMAL && job->pattern) {
+            repeat_pattern(job->pattern, (int64_t)(key % PATTERN) + i, n, x);
+            for (int64_t k = 0; k < n; k++)
+                x[k] *= p->init_std;
+        } else {
+            model_draw(p, job->seed, i, n, x);
+        }
         for (int64_t k = 0; k < n; k++)
             mt_split_f32(x[k], &hi[i + k], &lo[i + k]);
     }

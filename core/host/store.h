@@ -20,8 +20,10 @@ typedef struct store_unit {
     int64_t elems; /* = tpl.own_elems */
     uint16_t *hi;
     int16_t *lo;
-    void *state[MT_OPTIM_MAX_STATES]; /* element i of plane s belongs to element i of the master */
-    float *grad;                      /* NULL without a gradient plane */
+    /* Element i of plane s belongs to element i of the master. NULL, as `grad`, in a unit of which
+     * every parameter is frozen. */
+    void *state[MT_OPTIM_MAX_STATES];
+    float *grad; /* NULL without a gradient plane */
 } store_unit;
 
 /* Memory of some units' planes, one unit after the other. */
@@ -72,7 +74,8 @@ mt_status store_init_pattern(store *s);
 void store_get(const store *s, int32_t param, int64_t first, int64_t n, float *ret);
 void store_set(store *s, int32_t param, int64_t first, int64_t n, const float *src);
 
-/* Pointer to the elements of state plane `state` that belong to parameter p. */
+/* Pointer to the elements of state plane `state` that belong to parameter p; NULL in a unit that is
+ * frozen. */
 void *store_state(const store *s, int32_t param, uint32_t state);
 
 /* xxh3-64 over all masters and states, in parameter order: equal stores have equal hashes. [any] */

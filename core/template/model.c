@@ -394,6 +394,14 @@ int32_t model_find_param(const model *m, const char *name)
     return -1;
 }
 
+bool model_unit_trains(const model *m, int32_t unit)
+{
+    for (int32_t i = 0; i < m->n_params; i++)
+        if (m->params[i].unit == unit && !(m->params[i].flags & MT_PARAM_FROZEN))
+            return true;
+    return false;
+}
+
 bool model_ignores(const model *m, const char *name)
 {
     for (int32_t i = 0; i < m->n_ignore; i++)

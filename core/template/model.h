@@ -58,6 +58,13 @@ void model_destroy(model *m); /* accepts NULL */
 /* Index of a parameter by its full name, -1 when there is none. */
 int32_t model_find_param(const model *m, const char *name);
 
+/* Draws elements first .. first+n of a parameter as its declaration says; the result depends on
+ * `seed` and its name only. [any] */
+void model_draw(const model_param *p, uint64_t seed, int64_t first, int64_t n, float *ret);
+
+/* Does the unit own a parameter that is trained? One that does not needs weights only. */
+bool model_unit_trains(const model *m, int32_t unit);
+
 /* Is the checkpoint tensor `name` one that loading skips? */
 bool model_ignores(const model *m, const char *name);
 

@@ -8,6 +8,7 @@
 #include "../base/log.h"
 #include "../base/status.h"
 #include "checkpoint.h"
+#include "groups.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -254,6 +255,8 @@ mt_status session_open_run(session *s, run_manifest *run, bool training)
     if (st == MT_OK)
         st = session_open_optim(s, run);
     if (st == MT_OK)
+        st = groups_apply(run, s->optim, s->model, &s->rules);
+    if (st == MT_OK)
         st = open_tokenizer(s, run);
     if (st == MT_OK)
         st = session_open_data(s, run);
@@ -296,6 +299,7 @@ mt_status session_start(session *s, const session_engine_options *options)
                                   .device = s->device,
                                   .optim = r->training ? s->optim : NULL,
                                   .optim_state = s->optim_state,
+                                  .rules = s->rules,
                                   .optim_threads = s->optim_threads,
                                   .bind_workers = s->bind_workers,
                                   .serial = options->serial,
@@ -340,6 +344,7 @@ void session_close(session *s)
     session_close_tokenizer(s);
     if (s->optim)
         s->optim->destroy(s->optim_state);
+    free(s->rules);
     model_destroy(s->model);
     model_source_close(&s->source);
     if (s->backend)

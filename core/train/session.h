@@ -39,6 +39,7 @@ typedef struct session {
     void *optim_state;
     uint32_t n_states;
     mt_state_spec states[MT_OPTIM_MAX_STATES];
+    engine_rule *rules; /* of parameter groups, [n_params]; NULL: none */
     /* session_open_tokenizer: NULL where the model has none */
     const mt_tokenizer *tokenizer;
     void *tokens;
@@ -114,8 +115,8 @@ mt_data_request session_data_request(const session *s, const mt_config *keys);
  * Needs the model, and the tokenizer where there is one. */
 mt_status session_open_data(session *s, const run_manifest *run);
 
-/* All of the above for a run, then its plan: what train, plan and eval begin with. Checks that
- * every key of the manifest was known to someone. */
+/* All of the above for a run, groups of parameters, then its plan: what train, plan and eval begin
+ * with. Checks that every key of the manifest was known to someone. */
 mt_status session_open_run(session *s, run_manifest *run, bool training);
 
 /* A fresh source over the validation split; the caller closes it. */
