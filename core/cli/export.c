@@ -12,6 +12,20 @@
 #include "../train/session.h"
 #include "cli.h"
 
+static mt_status check_weights(const session *s, const char *path, const export_options *o)
+{
+    if (s->source.weights && o->random)
+        return status_set(MT_ERR_INVALID,
+                          "%s has weights of its own; random ones are for a model manifest", path);
+    if (!s->source.weights && !o->random)
+        return status_set(
+            MT_ERR_INVALID,
+            "%s: there are no weights to export; give a run folder, a checkpoint, or a "
+            "model folder, or have them drawn with --init random",
+            path);
+    return MT_OK;
+}
+
 static mt_status export_path(const char *path, const export_options *o, session *s)
 {
     char found[RUN_FOLDER_PATH];
@@ -20,11 +34,11 @@ static mt_status export_path(const char *path, const export_options *o, session 
     mt_status st = run_folder_find_model(path, found);
     if (st == MT_OK)
         st = session_open_model(s, found);
-    if (st == MT_OK && !s->source.weights)
-        st = status_set(MT_ERR_INVALID,
-                        "%s: there are no weights to export; give a run folder, a checkpoint, or a "
-                        "model folder",
-                        path);
+    if (st == MT_OK)
+        st = check_weights(s, path, o);
+    /* A tokenizer that nothing can read is found out now. */
+    if (st == MT_OK && o->tokenizer)
+        st = session_open_tokenizer(s, o->tokenizer, "none", NULL);
     if (st == MT_OK)
         st = session_format(&format);
     if (st == MT_OK)
@@ -39,11 +53,17 @@ static mt_status export_path(const char *path, const export_options *o, session 
 static int run_export(const cli_command *self, int argc, char **argv)
 {
     cli_list dirs = { 0 };
-    const char *output = NULL, *dtype = "bf16", *shard = "5GB";
+    const char *output = NULL, *dtype = "bf16", *shard = "5GB", *tokenizer = NULL;
+    const char *init = "pretrained";
+    int64_t seed = 0;
     const cli_option options[] = {
         { "o", CLI_TEXT, &output, "DIR", "the folder to make (required); empty where it stands" },
         { "dtype", CLI_TEXT, &dtype, "NAME", "bf16 (the default) or fp32" },
         { "shard-size", CLI_TEXT, &shard, "SIZE", "most bytes of weights in a file (5GB)" },
+        { "tokenizer", CLI_TEXT, &tokenizer, "PATH", "take these tokenizer files along instead" },
+        { "init", CLI_TEXT, &init, "WHAT",
+          "pretrained, or random: draw a model manifest's weights" },
+        { "seed", CLI_INT, &seed, "S", "of random weights (0)" },
         CLI_PLUGIN_DIR(&dirs),
         { 0 }
     };
@@ -52,7 +72,13 @@ static int run_export(const cli_command *self, int argc, char **argv)
         rc = cli_usage(self, words ? "one path at a time" : "what? name a run or a checkpoint");
     if (rc == CLI_GO_ON && !output)
         rc = cli_usage(self, "where to? name a folder with -o DIR");
-    export_options o = { .folder = output, .dtype = MT_BF16 };
+    export_options o = { .folder = output,
+                         .dtype = MT_BF16,
+                         .tokenizer = tokenizer,
+                         .random = strcmp(init, "random") == 0,
+                         .seed = (uint64_t)seed };
+    if (rc == CLI_GO_ON && !o.random && strcmp(init, "pretrained") != 0)
+        rc = cli_usage(self, "--init must be pretrained or random, not '%s'", init);
     if (rc == CLI_GO_ON && strcmp(dtype, "fp32") == 0)
         o.dtype = MT_F32;
     else if (rc == CLI_GO_ON && strcmp(dtype, "bf16") != 0)
@@ -80,7 +106,8 @@ const cli_command cli_export = {
         "Makes a folder that other programs load: weights in safetensors files under the names\n"
         "that the hub uses, config.json, and the tokenizer's, chat template's and generation\n"
         "files of the model that was trained. PATH is a run folder (its newest checkpoint), a\n"
-        "checkpoint, or a model folder, whose quantised weights are then written dequantised.\n"
+        "checkpoint, or a model folder, whose quantised weights are then written dequantised;\n"
+        "with --init random a model manifest: an untrained model to begin with.\n"
         "Memory stays small whatever the model's size.",
     .example = "example: export the newest checkpoint of a run\n"
                "  megatrain export runs/first -o first-model",

@@ -9,7 +9,6 @@
 #include "../base/rng.h"
 #include "../base/status.h"
 
-#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -236,6 +236,10 @@ static mt_status read_value(run_manifest *r, const mt_config *c, const run_key *
         return MT_OK;
     }
     switch (k->type) {
+    case RUN_KEY_LIST:
+        if (n->kind != NODE_LIST && n->kind != NODE_STRING)
+            return config_wrong(c, k->name, n, "a list");
+        return MT_OK;
     case RUN_KEY_NAME:
         if (n->kind == NODE_MAP) {
             memset((char *)r + k->offset, 0, (size_t)k->size);
@@ -243,6 +247,11 @@ static mt_status read_value(run_manifest *r, const mt_config *c, const run_key *
         }
         /* fall through */
     case RUN_KEY_STRING:
+        if (n->kind == NODE_BOOL && k->yes) {
+            const char *word = k->choices[(n->boolean ? k->yes : k->no) - 1];
+            memcpy((char *)r + k->offset, &word, sizeof word);
+            return MT_OK;
+        }
         if (n->kind != NODE_STRING || !*n->text)
             return config_wrong(c, k->name, n,
                                 "a string (in quotes when it looks like something else)");

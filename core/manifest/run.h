@@ -59,6 +59,7 @@ typedef struct run_manifest {
     double wsd_decay_ratio; /* last part of a wsd schedule that decays */
     double max_grad_norm;
     int64_t eval_steps, eval_batches; /* 0: never / all */
+    int64_t early_stopping_patience;  /* evaluations without a gain; 0: off */
     run_bad_numbers on_bad_numbers;
     int64_t max_skipped; /* skips in a row before the run stops */
     /* optimizer */
@@ -79,6 +80,8 @@ typedef struct run_manifest {
     int64_t save_steps; /* 0: only at the end */
     int64_t save_total_limit;
     bool weights_only;
+    bool save_best;
+    const char *export_dir;             /* "auto", "true", "false", or a folder */
     const char *resume_from_checkpoint; /* "auto" (default), "none", or a path */
 } run_manifest;
 
@@ -103,6 +106,7 @@ typedef enum run_key_type {
     RUN_KEY_FLOAT,
     RUN_KEY_BOOL,
     RUN_KEY_BYTES, /* 24GiB, 512MB, 4096 */
+    RUN_KEY_LIST,  /* checked where it is used; a single string is a list of one */
     RUN_KEY_NAME   /* a string, or a map that some plugin reads (NULL is stored) */
 } run_key_type;
 
@@ -113,7 +117,7 @@ typedef struct run_key {
     const char *fallback;       /* as one would write it; NULL: no default */
     const char *const *choices; /* NULL-terminated; RUN_KEY_CHOICE only */
     double min, max;            /* numbers only, inclusive */
-    int8_t yes, no;             /* choices that true and false stand for, from 1; 0: none */
+    int8_t yes, no;             /* choices, of strings too, that true and false stand for, from 1 */
     bool automatic;             /* a number that may also be "auto", stored as -1 */
     bool can_be_off;            /* a number that may also be "off", stored as 0 */
     int32_t offset, size;       /* of its field in run_manifest; size 0: combined with other keys */

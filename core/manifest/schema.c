@@ -12,6 +12,7 @@ static const char *const precisions[] = { "auto", "fp32", "bf16", NULL };
 static const char *const inits[] = { "random", "pretrained", NULL };
 static const char *const bad_numbers[] = { "skip", "stop", NULL }; /* run_bad_numbers */
 static const char *const packings[] = { "best_fit", "sequential", "none", NULL }; /* run_packing */
+static const char *const switches[] = { "true", "false", NULL };
 static const char *const schedules[] = { "constant", "linear", "cosine", "wsd", NULL };
 static const char *const activations[] = { "auto", "keep", "select", "input", NULL };
 static const char *const gradients[] = { "auto", "device", "host", NULL }; /* run_gradients */
@@ -87,6 +88,11 @@ static const run_key keys[] = {
       .doc = "Steps between evaluations; 0: none before the end." },
     { "train", "eval_batches", RUN_KEY_INT, "0", RANGE(0, MOST), FIELD(eval_batches),
       .doc = "Batches of an evaluation; 0: the whole validation split." },
+    { "train", "early_stopping_patience", RUN_KEY_INT, "0", RANGE(0, MOST),
+      FIELD(early_stopping_patience),
+      .doc = "Evaluations in a row without a new best loss before the run ends; 0: never." },
+    { "train", "freeze", RUN_KEY_LIST,
+      .doc = "Patterns over names of parameters that are not trained and have no states." },
     { "train", "on_bad_numbers", RUN_KEY_CHOICE, "skip", bad_numbers, FIELD(on_bad_numbers),
       .doc = "What to do when a loss or gradient is not finite; skip needs clipping (without it, "
              "stop is the default)." },
@@ -95,6 +101,11 @@ static const run_key keys[] = {
 
     { "optimizer", "name", RUN_KEY_STRING, MT_DEFAULT_OPTIMIZER, FIELD(optimizer),
       .doc = "An optimizer plugin; the section's other keys are its own." },
+
+    { "optimizer", "groups", RUN_KEY_LIST,
+      .doc =
+          "Maps of a pattern over names of parameters and what differs for them: learning_rate or "
+          "learning_rate_scale, weight_decay." },
 
     { "memory", "gpu", RUN_KEY_BYTES, "auto", RANGE(1, MOST), .automatic = true,
       FIELD(memory_device), .doc = "Device memory to use at most (24GiB); auto: what is free." },
@@ -131,6 +142,12 @@ static const run_key keys[] = {
       .doc = "Newest checkpoints to keep; 0: all." },
     { "checkpoint", "weights_only", RUN_KEY_BOOL, "false", FIELD(weights_only),
       .doc = "Save no optimizer state; such a checkpoint cannot be resumed." },
+    { "checkpoint", "save_best", RUN_KEY_BOOL, "false", FIELD(save_best),
+      .doc = "Keep the checkpoint with the best validation loss too, as checkpoints/best." },
+    { "checkpoint", "export", RUN_KEY_STRING, "auto", FIELD(export_dir), .choices = switches,
+      .yes = 1, .no = 2,
+      .doc = "Folder that a finished run is exported to as a Hugging Face model in BF16; true: "
+             "output_dir/model; auto: the same where the run began with such a folder's weights." },
     { "checkpoint", "resume_from_checkpoint", RUN_KEY_STRING, "auto", FIELD(resume_from_checkpoint),
       .doc = "auto: the newest of output_dir, if any; none: start anew; or a path." },
 };

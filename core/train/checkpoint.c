@@ -319,16 +319,17 @@ static mt_status list_steps(const char *folder, step_list *ret)
     return status;
 }
 
-/* Removes all but the newest `keep` complete checkpoints; the one just saved counts and stays. They
- * leave by way of a temporary name, so that a half removed one is never taken for a checkpoint. */
-static mt_status rotate(const char *folder, int64_t keep, int64_t saved)
+/* Removes all but the newest `keep` complete checkpoints, and the best; the one just saved counts
+ * and stays. They leave by way of a temporary name, so that a half removed one is never taken for a
+ * checkpoint. */
+static mt_status rotate(const char *folder, int64_t keep, int64_t saved, int64_t best)
 {
     step_list l = { 0 };
     mt_status status = list_steps(folder, &l);
     int64_t kept = 1;
     for (int64_t i = 0; i < l.n && !status; i++) {
         char path[PATH_MAX], temp[PATH_MAX];
-        if (l.steps[i] == saved || kept++ < keep)
+        if (l.steps[i] == saved || kept++ < keep || l.steps[i] == best)
             continue;
         if ((status = make_path(path, "%s/step-%06lld", folder, (long long)l.steps[i])) ||
             (status = make_path(temp, "%s/" TEMP_PREFIX "old-step-%06lld", folder,
@@ -341,6 +342,23 @@ static mt_status rotate(const char *folder, int64_t keep, int64_t saved)
     }
     free(l.steps);
     return status;
+}
+
+/* Lets the link `best` name the checkpoint of that step, where there is one. */
+static mt_status link_best(const char *folder, int64_t step)
+{
+    char name[64], path[PATH_MAX], link[PATH_MAX], aside[PATH_MAX];
+    snprintf(name, sizeof name, "step-%06lld", (long long)step);
+    mt_status status = make_path(path, "%s/%s", folder, name);
+    if (status || (status = make_path(link, "%s/" CHECKPOINT_BEST, folder)) ||
+        (status = make_path(aside, "%s/" TEMP_PREFIX CHECKPOINT_BEST, folder)))
+        return status;
+    if (!files_is_folder(path))
+        return MT_OK;
+    if ((unlink(aside) < 0 && errno != ENOENT) || symlink(name, aside) < 0 ||
+        rename(aside, link) < 0)
+        return status_set(MT_ERR_IO, "%s: cannot link: %s", link, strerror(errno));
+    return MT_OK;
 }
 
 /* Gives the finished folder its name. One of the same step that stands there is exchanged for it
@@ -422,7 +440,8 @@ static mt_status save(const store *s, const checkpoint_state *state, const check
     if ((status = files_sync_folder(o->folder)))
         return status;
     /* The checkpoint stands: what cannot be removed must not make the save fail. */
-    if (o->keep > 0 && rotate(o->folder, o->keep, state->step))
+    if ((o->best_step > 0 && link_best(o->folder, o->best_step)) ||
+        (o->keep > 0 && rotate(o->folder, o->keep, state->step, o->best_step)))
         log_write(MT_LOG_WARNING, "checkpoint: %s", status_text());
     return MT_OK;
 }
@@ -439,7 +458,8 @@ mt_status checkpoint_save(const store *s, const checkpoint_state *state,
     return status ? status_prefix(status, "cannot save step %lld", (long long)state->step) : MT_OK;
 }
 
-mt_status checkpoint_latest(const char *folder, char *ret, size_t size)
+/* The newest one of a step below `before` whose state can be read. */
+static mt_status find_newest(const char *folder, int64_t before, char *ret, size_t size)
 {
     step_list l = { 0 };
     char path[PATH_MAX];
@@ -448,6 +468,8 @@ mt_status checkpoint_latest(const char *folder, char *ret, size_t size)
         status = status_set(MT_ERR_NOT_FOUND, "%s: no complete checkpoint", folder);
         for (int64_t i = 0; i < l.n && status; i++) {
             json_t *root;
+            if (l.steps[i] >= before)
+                continue;
             if ((status = make_path(path, "%s/step-%06lld", folder, (long long)l.steps[i])))
                 break;
             if ((status = checkpoint_read_state(path, &root)))
@@ -461,5 +483,31 @@ mt_status checkpoint_latest(const char *folder, char *ret, size_t size)
         status = status_set(MT_ERR_INVALID, "%s: the path is too long", path);
     if (!status)
         memcpy(ret, path, strlen(path) + 1);
+    return status;
+}
+
+mt_status checkpoint_latest(const char *folder, char *ret, size_t size)
+{
+    return find_newest(folder, INT64_MAX, ret, size);
+}
+
+mt_status checkpoint_older(const char *path, char *ret, size_t size)
+{
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    int64_t step = slash ? step_of(slash + 1) : -1;
+    if (step < 0)
+        return status_set(MT_ERR_NOT_FOUND, "%s: not in a folder of checkpoints", path);
+    mt_status status = make_path(folder, "%.*s", (int)(slash - path), path);
+    return status ? status : find_newest(folder, step, ret, size);
+}
+
+mt_status checkpoint_read(const char *path, checkpoint_state *ret)
+{
+    json_t *root = NULL;
+    mt_status status = checkpoint_read_state(path, &root);
+    if (!status)
+        status = checkpoint_state_unpack(root, path, ret);
+    json_decref(root);
     return status;
 }

@@ -12,6 +12,9 @@
 
 #include <megatrain/loader.h>
 
+/* In a folder of checkpoints: a link to the one with the best validation loss. */
+#define CHECKPOINT_BEST "best"
+
 /* Everything besides weights and states that a bit-exact resume needs. */
 typedef struct checkpoint_state {
     int64_t step;            /* steps done */
@@ -24,12 +27,14 @@ typedef struct checkpoint_state {
     uint64_t fingerprint; /* 0: not known */
     double best_validation_loss;
     int64_t best_step, evaluations_since_best;
+    double loss, validation_loss; /* the last ones, nats; NaN: none yet */
     int64_t skipped_in_a_row;
 } checkpoint_state;
 
 typedef struct checkpoint_options {
     const char *folder;     /* of the run's checkpoints */
     int64_t keep;           /* newest ones kept after a save; 0: all */
+    int64_t best_step;      /* kept besides them, and named by the link `best`; 0: none */
     bool weights_only;      /* no optimizer states; not resumable */
     mt_dtype weights_dtype; /* MT_F32, or MT_BF16 with weights_only */
     const char *model_type; /* of config.json */
@@ -46,6 +51,13 @@ mt_status checkpoint_save(const store *s, const checkpoint_state *state,
 /* Path of the newest complete checkpoint in `folder`; MT_ERR_NOT_FOUND when there is none.
  * `ret` has room for `size` bytes. [main] */
 mt_status checkpoint_latest(const char *folder, char *ret, size_t size);
+
+/* The newest complete one that is older than the checkpoint at `path`. [main] */
+mt_status checkpoint_older(const char *path, char *ret, size_t size);
+
+/* Reads what state.json of the checkpoint at `path` says; MT_ERR_NOT_FOUND where there is none.
+ * [main] */
+mt_status checkpoint_read(const char *path, checkpoint_state *ret);
 
 /* Restores a store bit for bit; verifies checksums. s->n_states == 0 restores the weights only.
  * [main] */

@@ -19,7 +19,8 @@ enum { CHECKPOINT_VERSION = 1 };
 /* state.json as a tree:
  *   format, version, step, optimizer_step, tokens, targets, skipped_in_a_row, best_step,
  *   evaluations_since_best: integers
- *   seed: a decimal string (it has 64 bits); best_validation_loss: a number, or "inf" ...
+ *   seed: a decimal string (it has 64 bits); best_validation_loss, loss, validation_loss:
+ *   numbers, or "inf" ...
  *   data: { epoch, index, offset, micro_tokens, epoch_documents, epoch_tokens,
  *           fingerprint: 16 hex digits }
  *   model_type, weights_dtype ("fp32"), weights_only

@@ -23,13 +23,21 @@ static json_t *pack_real(double x)
     return isfinite(x) ? json_real(x) : json_string(isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
 }
 
+/* NaN where there is nothing. */
+static double unpack_real(const json_t *x)
+{
+    if (json_is_string(x))
+        return strtod(json_string_value(x), NULL);
+    return json_is_number(x) ? json_number_value(x) : NAN;
+}
+
 json_t *checkpoint_state_pack(const checkpoint_state *s)
 {
     char seed[32], fingerprint[17];
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)s->seed);
     snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)s->fingerprint);
     return json_pack("{s:s, s:i, s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:s}, s:s, "
-                     "s:o, s:I, s:I, s:I}",
+                     "s:o, s:I, s:I, s:I, s:o, s:o}",
                      "format", CHECKPOINT_FORMAT, "version", CHECKPOINT_VERSION, "step",
                      (json_int_t)s->step, "optimizer_step", (json_int_t)s->optimizer_step, "tokens",
                      (json_int_t)s->tokens, "targets", (json_int_t)s->targets, "data", "epoch",
@@ -39,7 +47,8 @@ json_t *checkpoint_state_pack(const checkpoint_state *s)
                      (json_int_t)s->epoch_tokens, "fingerprint", fingerprint, "seed", seed,
                      "best_validation_loss", pack_real(s->best_validation_loss), "skipped_in_a_row",
                      (json_int_t)s->skipped_in_a_row, "best_step", (json_int_t)s->best_step,
-                     "evaluations_since_best", (json_int_t)s->evaluations_since_best);
+                     "evaluations_since_best", (json_int_t)s->evaluations_since_best, "loss",
+                     pack_real(s->loss), "validation_loss", pack_real(s->validation_loss));
 }
 
 mt_status checkpoint_state_unpack(const json_t *root, const char *path, checkpoint_state *ret)
@@ -48,23 +57,22 @@ mt_status checkpoint_state_unpack(const json_t *root, const char *path, checkpoi
     json_int_t step, optimizer_step, tokens, targets, epoch, index, offset, documents, epoch_tokens,
         skipped, micro_tokens = 0, best_step = 0, since_best = 0;
     const char *seed, *fingerprint = "0";
-    json_t *best;
+    json_t *best, *loss = NULL, *validation = NULL;
     if (json_unpack_ex((json_t *)root, &error, 0,
                        "{s:I, s:I, s:I, s:I, s:{s:I, s:I, s:I, s?I, s:I, s:I, s?s}, s:s, s:o, s:I, "
-                       "s?I, s?I}",
+                       "s?I, s?I, s?o, s?o}",
                        "step", &step, "optimizer_step", &optimizer_step, "tokens", &tokens,
                        "targets", &targets, "data", "epoch", &epoch, "index", &index, "offset",
                        &offset, "micro_tokens", &micro_tokens, "epoch_documents", &documents,
                        "epoch_tokens", &epoch_tokens, "fingerprint", &fingerprint, "seed", &seed,
                        "best_validation_loss", &best, "skipped_in_a_row", &skipped, "best_step",
-                       &best_step, "evaluations_since_best", &since_best) < 0)
+                       &best_step, "evaluations_since_best", &since_best, "loss", &loss,
+                       "validation_loss", &validation) < 0)
         return status_set(MT_ERR_FORMAT, "%s/" CHECKPOINT_STATE_FILE ": %s; the file is damaged",
                           path, error.text);
     char *end;
     errno = 0;
     unsigned long long seed_value = strtoull(seed, &end, 10);
-    double best_value =
-        json_is_string(best) ? strtod(json_string_value(best), NULL) : json_number_value(best);
     if (errno || *end || end == seed)
         return status_set(MT_ERR_FORMAT,
                           "%s/" CHECKPOINT_STATE_FILE ": seed '%s' is not a number; the file is "
@@ -79,7 +87,9 @@ mt_status checkpoint_state_unpack(const json_t *root, const char *path, checkpoi
                                .epoch_tokens = epoch_tokens,
                                .fingerprint = strtoull(fingerprint, NULL, 16),
                                .seed = seed_value,
-                               .best_validation_loss = best_value,
+                               .best_validation_loss = unpack_real(best),
+                               .loss = unpack_real(loss),
+                               .validation_loss = unpack_real(validation),
                                .skipped_in_a_row = skipped,
                                .best_step = best_step,
                                .evaluations_since_best = since_best };

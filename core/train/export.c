@@ -6,16 +6,20 @@
 
 #include "../base/log.h"
 #include "../base/status.h"
+#include "card.h"
 #include "checkpoint_files.h"
 #include "files.h"
 #include "weights.h"
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#define TOKENIZER_FILE "tokenizer.json"
 
 /* ---- masters that stand in files ----------------------------------------------------------------
  */
@@ -230,8 +234,10 @@ static mt_status copy_tensor(const file_masters *f, int64_t tensor, const mapped
     return status;
 }
 
-static mt_status write_weights(const model *m, const weights_match *match, const mt_weights *format,
-                               const void *reader, const json_t *sums, const char *folder,
+/* Writes all tensors of the model: those that stand in a file as they are to stand, where `f` is
+ * not NULL, are copied, the others are made from the masters. */
+static mt_status write_tensors(const model *m, const weights_masters *from, file_masters *f,
+                               const mt_weights *format, const char *folder,
                                const export_options *o, int64_t *ret_bytes)
 {
     tensor_map *map = NULL;
@@ -239,16 +245,8 @@ static mt_status write_weights(const model *m, const weights_match *match, const
     weights_buffer b = { 0 };
     void *writer = NULL;
     int64_t bytes = 0;
-    file_masters f;
-    mt_status status = file_masters_init(&f, match, format, reader);
-    if (status)
-        return status;
-    f.sums = sums;
-    const weights_masters from = { &f, get_from_file, NULL };
-    if ((status = weights_check_unused(m, &from, match, format, reader)))
-        goto out;
-    if (f.status || (status = tensor_map_create(m, NULL, &map)) ||
-        (status = weights_buffer_init(&b)))
+    mt_status status = tensor_map_create(m, NULL, &map);
+    if (status || (status = weights_buffer_init(&b)))
         goto out;
     if (!(list = calloc((size_t)map->n + 1, sizeof *list))) {
         status = status_nomem("the list of tensors", (size_t)map->n * sizeof *list);
@@ -261,12 +259,12 @@ static mt_status write_weights(const model *m, const weights_match *match, const
     status = format->create(folder, "model", list, map->n, o->shard_bytes, &writer);
     for (int64_t t = 0; t < map->n && !status; t++) {
         const mapped_tensor *q = &map->tensors[t];
-        int64_t same = find_same(match->map, q);
-        status = same >= 0 ? copy_tensor(&f, same, q, writer, t, o->dtype, &b)
-                           : weights_write_tensor(&from, map, t, 0, q->matrices, format, writer, t,
+        int64_t same = f ? find_same(f->match->map, q) : -1;
+        status = same >= 0 ? copy_tensor(f, same, q, writer, t, o->dtype, &b)
+                           : weights_write_tensor(from, map, t, 0, q->matrices, format, writer, t,
                                                   o->dtype, &b, NULL);
-        if (!status)
-            status = f.status;
+        if (!status && f)
+            status = f->status;
     }
     if (!status) {
         status = format->finish(writer);
@@ -275,16 +273,59 @@ static mt_status write_weights(const model *m, const weights_match *match, const
     if (!status)
         *ret_bytes = bytes;
 out:
-    if (!status)
-        status = f.status;
     if (writer)
         format->abort(writer);
     free(list);
     weights_buffer_finish(&b);
     tensor_map_destroy(map);
+    return status;
+}
+
+static mt_status write_weights(const model *m, const weights_match *match, const mt_weights *format,
+                               const void *reader, const json_t *sums, const char *folder,
+                               const export_options *o, int64_t *ret_bytes)
+{
+    file_masters f;
+    mt_status status = file_masters_init(&f, match, format, reader);
+    if (status)
+        return status;
+    f.sums = sums;
+    const weights_masters from = { &f, get_from_file, NULL };
+    status = weights_check_unused(m, &from, match, format, reader);
+    if (!status)
+        status = f.status;
+    if (!status)
+        status = write_tensors(m, &from, &f, format, folder, o, ret_bytes);
     file_masters_finish(&f);
     return status;
 }
+
+/* ---- random weights
+ * ------------------------------------------------------------------------------
+ */
+
+typedef struct random_masters {
+    const model *m;
+    uint64_t seed;
+} random_masters;
+
+static void get_random(void *arg, int32_t param, int64_t first, int64_t n, float *ret)
+{
+    const random_masters *r = arg;
+    model_draw(&r->m->params[param], r->seed, first, n, ret);
+}
+
+static mt_status write_random(const model *m, const mt_weights *format, const char *folder,
+                              const export_options *o, int64_t *ret_bytes)
+{
+    random_masters r = { m, o->seed };
+    const weights_masters from = { &r, get_random, NULL };
+    return write_tensors(m, &from, NULL, format, folder, o, ret_bytes);
+}
+
+/* ---- weights of files
+ * ----------------------------------------------------------------------------
+ */
 
 /* The checksums that a checkpoint's state has; NULL for any other folder. */
 static mt_status read_sums(const char *path, json_t **ret_state)
@@ -320,57 +361,127 @@ static mt_status export_weights(const model *m, const char *path, const mt_weigh
 /* ---- the folder ---------------------------------------------------------------------------------
  */
 
-mt_status export_copy_files(const char *from, const char *folder)
+static mt_status copy_file(const char *from, const char *name, const char *folder)
+{
+    char source[PATH_MAX], target[PATH_MAX];
+    if (snprintf(source, sizeof source, "%s/%s", from, name) >= (int)sizeof source ||
+        snprintf(target, sizeof target, "%s/%s", folder, name) >= (int)sizeof target)
+        return status_set(MT_ERR_INVALID, "%s: the path is too long", folder);
+    return files_is_file(source) ? files_copy(source, target) : MT_OK;
+}
+
+/* A file alone is the tokenizer whatever it is called, and stands with what lies beside it only
+ * where it has the name that folders have. */
+static mt_status copy_tokenizer_file(const char *path, const char *folder)
+{
+    char target[PATH_MAX];
+    if (snprintf(target, sizeof target, "%s/" TOKENIZER_FILE, folder) >= (int)sizeof target)
+        return status_set(MT_ERR_INVALID, "%s: the path is too long", folder);
+    return files_copy(path, target);
+}
+
+mt_status export_copy_files(const char *base, const char *tokenizer, const char *folder)
 {
     static const char *const names[] = {
-        "tokenizer.json",      "tokenizer_config.json",
+        TOKENIZER_FILE,        "tokenizer_config.json",
         "tokenizer.model",     "vocab.json",
         "merges.txt",          "added_tokens.json",
         "chat_template.jinja", "special_tokens_map.json",
-        "chat_template.json",  "generation_config.json",
+        "chat_template.json",
     };
+    char beside[PATH_MAX];
+    const char *from = tokenizer && *tokenizer ? tokenizer : base;
     mt_status status = MT_OK;
-    for (size_t i = 0; from && i < sizeof names / sizeof *names && !status; i++) {
-        char source[PATH_MAX], target[PATH_MAX];
-        if (snprintf(source, sizeof source, "%s/%s", from, names[i]) >= (int)sizeof source ||
-            snprintf(target, sizeof target, "%s/%s", folder, names[i]) >= (int)sizeof target)
-            return status_set(MT_ERR_INVALID, "%s: the path is too long", folder);
-        if (files_is_file(source))
-            status = files_copy(source, target);
+    if (from && !files_is_folder(from)) {
+        const char *slash = strrchr(from, '/'), *name = slash ? slash + 1 : from;
+        if (strcmp(name, TOKENIZER_FILE) != 0) {
+            status = copy_tokenizer_file(from, folder);
+            from = NULL;
+        } else {
+            snprintf(beside, sizeof beside, "%.*s", slash ? (int)(slash - from) : 1,
+                     slash ? from : ".");
+            from = beside;
+        }
     }
+    for (size_t i = 0; from && i < sizeof names / sizeof *names && !status; i++)
+        status = copy_file(from, names[i], folder);
+    if (base && !status)
+        status = copy_file(base, "generation_config.json", folder);
     return status;
 }
 
+static bool is_empty(DIR *d)
+{
+    struct dirent *e;
+    while ((e = readdir(d)))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            return false;
+    return true;
+}
+
 /* Nothing of the user's may be replaced or mixed with. */
-static mt_status check_folder(const char *folder)
+mt_status export_check_folder(const char *folder, bool replace)
 {
     DIR *d = opendir(folder);
     if (!d && errno == ENOENT)
         return MT_OK;
     if (!d)
         return status_set(MT_ERR_IO, "%s: cannot list: %s", folder, strerror(errno));
-    bool empty = true;
-    struct dirent *e;
-    while (empty && (e = readdir(d)))
-        empty = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
+    bool empty = is_empty(d);
     closedir(d);
-    if (empty)
+    if (empty || (replace && card_is_ours(folder)))
         return MT_OK;
     return status_set(MT_ERR_INVALID,
                       "%s: the folder is not empty; export to a new one, or remove it first",
                       folder);
 }
 
+/* What lies in a checkpoint goes with it when its time is over. */
+static mt_status check_outside(const char *weights, const char *folder)
+{
+    char path[PATH_MAX], *inner = NULL, *outer = NULL;
+    if (!weights ||
+        snprintf(path, sizeof path, "%s/" CHECKPOINT_STATE_FILE, weights) >= (int)sizeof path ||
+        !files_is_file(path) || !(outer = realpath(weights, NULL)))
+        return MT_OK;
+    snprintf(path, sizeof path, "%s", folder);
+    while (!(inner = realpath(path, NULL)) && strrchr(path, '/') && strrchr(path, '/') != path)
+        *strrchr(path, '/') = '\0';
+    if (!inner) /* a new name in the working directory, or below the root */
+        inner = realpath(*path == '/' ? "/" : ".", NULL);
+    size_t n = strlen(outer);
+    bool inside = inner && strncmp(inner, outer, n) == 0 && (!inner[n] || inner[n] == '/');
+    free(inner);
+    free(outer);
+    return inside ? status_set(MT_ERR_INVALID,
+                               "%s lies in the checkpoint %s itself; name a folder elsewhere",
+                               folder, weights)
+                  : MT_OK;
+}
+
 static mt_status fill(const model_source *source, const model *m, const mt_weights *format,
                       const export_options *o, const char *folder, int64_t *ret_bytes)
 {
     const char *dtype = o->dtype == MT_BF16 ? "bfloat16" : "float32";
-    mt_status status = export_weights(m, source->weights, format, folder, o, ret_bytes);
+    mt_status status = o->random ? write_random(m, format, folder, o, ret_bytes)
+                                 : export_weights(m, source->weights, format, folder, o, ret_bytes);
     if (!status)
         status = model_source_write_config(source, folder, dtype);
     if (!status)
-        status = export_copy_files(source->weights, folder);
+        status = export_copy_files(source->weights, o->tokenizer, folder);
+    if (!status && !o->random)
+        status = card_write(folder, source->weights, m, o->dtype);
     return status ? status : files_sync_contents(folder);
+}
+
+/* Gives the finished folder its name, in place of an empty one or of an earlier export. */
+static mt_status publish(const char *temp, const char *folder, bool replace)
+{
+    if (rename(temp, folder) == 0)
+        return MT_OK;
+    if (replace && renameat2(AT_FDCWD, temp, AT_FDCWD, folder, RENAME_EXCHANGE) == 0)
+        return files_remove_tree(temp);
+    return status_set(MT_ERR_IO, "%s: cannot rename into place: %s", folder, strerror(errno));
 }
 
 mt_status export_model(const model_source *source, const model *m, const mt_weights *format,
@@ -384,16 +495,16 @@ mt_status export_model(const model_source *source, const model *m, const mt_weig
         (int)sizeof temp)
         return status_set(MT_ERR_INVALID, "%.60s...: the path is too long", o->folder);
     int64_t bytes = 0;
-    mt_status status = check_folder(o->folder);
+    mt_status status = export_check_folder(o->folder, o->replace);
+    if (!status)
+        status = check_outside(source->weights, o->folder);
     if (!status)
         status = files_make_folders(temp);
     if (status)
         return status;
     status = fill(source, m, format, o, temp, &bytes);
-    /* Takes the place of an empty folder, too. */
-    if (!status && rename(temp, o->folder) < 0)
-        status =
-            status_set(MT_ERR_IO, "%s: cannot rename into place: %s", o->folder, strerror(errno));
+    if (!status)
+        status = publish(temp, o->folder, o->replace);
     if (!status) {
         *ret_bytes = bytes;
         return MT_OK;

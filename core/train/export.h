@@ -10,21 +10,31 @@
 
 #include <megatrain/loader.h>
 
+#define EXPORT_SHARD_BYTES 5000000000 /* what most folders on the hub have */
+
 typedef struct export_options {
     const char *folder;  /* made; where it stands already it must be empty */
     mt_dtype dtype;      /* MT_BF16 or MT_F32 */
     int64_t shard_bytes; /* at most so much of weights a file; 0: one file */
+    bool replace;        /* an earlier export with a model card may stand in `folder` */
+    bool random;         /* weights drawn from `seed`; the source needs none */
+    uint64_t seed;
+    const char *tokenizer; /* as export_copy_files takes it */
 } export_options;
 
 /* Writes the weights that stand in source->weights in each parameter's first layout, config.json,
- * and what export_copy_files takes along. No store: tensors that stand as they are to stand are
- * copied piece by piece, others by way of a few matrices. The folder appears complete or not at
- * all. `ret_bytes` is what the weights take. [main] */
+ * what export_copy_files takes along, and the model card of a checkpoint. No store: tensors that
+ * stand as they are to stand are copied piece by piece, others by way of a few matrices. The folder
+ * appears complete or not at all. `ret_bytes` is what the weights take. [main] */
 mt_status export_model(const model_source *source, const model *m, const mt_weights *format,
                        const export_options *options, int64_t *ret_bytes);
 
-/* Copies the tokenizer's, the chat format's and generation's files of a Hugging Face folder, those
- * that are there; `from` may be NULL. Existing files are an error. */
-mt_status export_copy_files(const char *from, const char *folder);
+/* Fails unless export_model would take the folder. */
+mt_status export_check_folder(const char *folder, bool replace);
+
+/* Copies those files of a Hugging Face folder that are there: of the tokenizer and its chat
+ * template from `tokenizer` (a folder or a file; NULL or "": from `base`), generation's from `base`
+ * (may be NULL). Existing files are an error. */
+mt_status export_copy_files(const char *base, const char *tokenizer, const char *folder);
 
 #endif

@@ -71,7 +71,6 @@ typedef struct loop {
     metrics *metrics;
     int64_t saved_step;         /* of the newest checkpoint; -1: none */
     char good[RUN_FOLDER_PATH]; /* the newest checkpoint not made amid skipped steps */
-    double loss, validation_loss;
     double packed,
         room;         /* tokens of the steps done here, and what their micro-batches could hold */
     bool data_failed; /* what failed is the data or an evaluation: weights and states are good */
@@ -165,9 +164,14 @@ static mt_status evaluate(loop *l)
         return st;
     e.seconds = now() - began;
     l->ended = now(); /* a step's time does not count the evaluation before it */
-    l->validation_loss = e.loss;
-    if (e.loss < l->state.best_validation_loss)
-        l->state.best_validation_loss = e.loss;
+    checkpoint_state *state = &l->state;
+    bool best = e.loss < state->best_validation_loss;
+    state->validation_loss = e.loss;
+    state->evaluations_since_best = best ? 0 : state->evaluations_since_best + 1;
+    if (best) {
+        state->best_validation_loss = e.loss;
+        state->best_step = e.step;
+    }
     log_write(MT_LOG_INFO, "step %lld: validation loss %.4f, perplexity %.3f, %s targets in %s",
               (long long)e.step, e.loss, exp(e.loss), human_count((double)e.targets).s,
               human_seconds(e.seconds).s);
@@ -179,9 +183,9 @@ static mt_status evaluate(loop *l)
 /* What makes the checkpoint a model folder, besides the weights. */
 static mt_status write_config(void *arg, const char *folder)
 {
-    const model_source *source = arg;
-    mt_status st = model_source_write_config(source, folder, NULL);
-    return st == MT_OK ? export_copy_files(source->weights, folder) : st;
+    const session *s = arg;
+    mt_status st = model_source_write_config(&s->source, folder, NULL);
+    return st == MT_OK ? export_copy_files(s->source.weights, s->tokenizer_path, folder) : st;
 }
 
 static mt_status save(loop *l)
@@ -190,14 +194,14 @@ static mt_status save(loop *l)
     int64_t keep = l->state.skipped_in_a_row ? 0 : l->run->save_total_limit;
     const checkpoint_options options = { .folder = l->folder.checkpoints,
                                          .keep = keep,
+                                         .best_step = l->run->save_best ? l->state.best_step : 0,
                                          .weights_only = l->run->weights_only,
                                          .weights_dtype = MT_F32,
                                          .model_type = l->s->source.model_type };
     double began = now();
     mt_status st = engine_drain(l->s->engine);
     if (st == MT_OK)
-        st = checkpoint_save(l->s->store, &l->state, &options, l->format, write_config,
-                             &l->s->source);
+        st = checkpoint_save(l->s->store, &l->state, &options, l->format, write_config, l->s);
     if (st != MT_OK)
         return st;
     l->saved_step = l->state.step;
@@ -260,6 +264,18 @@ static mt_status check_resumed(const loop *l)
     return st;
 }
 
+/* Tells of the checkpoint before the one that cannot be read, whose text is the present one. */
+static mt_status cannot_resume(const loop *l, mt_status st)
+{
+    char text[2048], older[RUN_FOLDER_PATH];
+    snprintf(text, sizeof text, "%s", status_text());
+    if (checkpoint_older(l->folder.resume, older, sizeof older) != MT_OK)
+        return status_set(st, "cannot resume: %s", text);
+    return status_set(st,
+                      "cannot resume: %s; the one before it is %s: remove %s to go on from there",
+                      text, older, l->folder.resume);
+}
+
 /* Weights, states and position of a new or of a resumed run. */
 static mt_status begin(loop *l)
 {
@@ -269,7 +285,7 @@ static mt_status begin(loop *l)
     if (l->folder.resume[0]) {
         st = checkpoint_load(l->s->store, l->folder.resume, l->format, &l->state);
         if (st != MT_OK)
-            return status_prefix(st, "cannot resume");
+            return cannot_resume(l, st);
         if ((st = check_resumed(l)) != MT_OK)
             return st;
         st = data_seek(l->s->train, l->state.data);
@@ -286,7 +302,9 @@ static mt_status begin(loop *l)
                                        .epoch_documents = l->s->epoch_documents,
                                        .epoch_tokens = l->s->epoch_tokens,
                                        .fingerprint = l->s->fingerprint,
-                                       .best_validation_loss = INFINITY };
+                                       .best_validation_loss = INFINITY,
+                                       .loss = NAN,
+                                       .validation_loss = NAN };
         if (run->from_scratch) {
             session_load_weights(l->s, "", (uint64_t)run->seed);
             log_write(MT_LOG_INFO, "new run: random weights, seed %lld", (long long)run->seed);
@@ -393,14 +411,14 @@ static mt_status do_step(loop *l)
     l->state.tokens += batch->tokens;
     l->state.targets += batch->n_targets;
     l->state.data = data_tell(l->s->train);
-    l->loss = positive_nan(r.loss_sum / (double)r.n_targets);
+    l->state.loss = positive_nan(r.loss_sum / (double)r.n_targets);
 
     double context = (double)batch->tokens / (double)documents;
     double room = (double)batch->n * (double)(l->run->micro_batch_size * l->run->max_seq_len);
     l->packed += (double)batch->tokens;
     l->room += room;
     metrics_step m = { .step = l->state.step,
-                       .loss = l->loss,
+                       .loss = l->state.loss,
                        .grad_norm = positive_nan(r.grad_norm),
                        .lr = params.lr,
                        .tokens = batch->tokens,
@@ -432,10 +450,16 @@ static mt_status stop_if_asked(void)
     return stop_requested ? status_set(MT_ERR_STOPPED, "stopped by a signal") : MT_OK;
 }
 
+static bool out_of_patience(const loop *l)
+{
+    int64_t patience = l->run->early_stopping_patience;
+    return patience > 0 && l->state.evaluations_since_best >= patience;
+}
+
 static mt_status steps(loop *l)
 {
     mt_status st = stop_if_asked();
-    while (st == MT_OK && l->state.step < l->schedule.total) {
+    while (st == MT_OK && l->state.step < l->schedule.total && !out_of_patience(l)) {
         st = do_step(l);
         if (st == MT_OK)
             st = stop_if_asked();
@@ -443,31 +467,114 @@ static mt_status steps(loop *l)
             st = evaluate(l);
             l->data_failed = st != MT_OK && st != MT_ERR_NUMERIC;
         }
-        if (st == MT_OK && every(l->state.step, l->run->save_steps))
+        bool best = l->run->save_best && l->state.best_step == l->state.step;
+        if (st == MT_OK && (best || every(l->state.step, l->run->save_steps)))
             st = save(l);
     }
+    if (st == MT_OK && l->state.step < l->schedule.total)
+        log_write(
+            MT_LOG_INFO,
+            "stopping early after step %lld: %lld evaluations in a row were not better than the "
+            "one after step %lld, %.4f",
+            (long long)l->state.step, (long long)l->state.evaluations_since_best,
+            (long long)l->state.best_step, l->state.best_validation_loss);
     return st;
+}
+
+/* ---- export at the end --------------------------------------------------------------------------
+ */
+
+/* Where the finished run is exported to; false: nowhere. */
+static bool export_folder(const run_manifest *run, char ret[RUN_FOLDER_PATH])
+{
+    const char *dir = run->export_dir;
+    bool automatic = strcmp(dir, "auto") == 0;
+    if (strcmp(dir, "false") == 0 || (automatic && run->from_scratch))
+        return false;
+    if (automatic || strcmp(dir, "true") == 0)
+        snprintf(ret, RUN_FOLDER_PATH, "%s/" RUN_FOLDER_EXPORT, run->output_dir);
+    else
+        snprintf(ret, RUN_FOLDER_PATH, "%s", dir);
+    return true;
+}
+
+/* The best checkpoint where the run keeps it, else the newest. Reads from the files, so that the
+ * model's memory is not needed twice. */
+static mt_status export_run(const loop *l, const char *folder)
+{
+    char from[RUN_FOLDER_PATH + sizeof CHECKPOINT_BEST];
+    int64_t bytes = 0;
+    model_source source = { 0 };
+    const export_options options = {
+        .folder = folder, .dtype = MT_BF16, .shard_bytes = EXPORT_SHARD_BYTES, .replace = true
+    };
+    bool best = l->run->save_best && l->state.best_step > 0;
+    snprintf(from, sizeof from, "%s/" CHECKPOINT_BEST, l->folder.checkpoints);
+    if (!best || !files_is_folder(from))
+        strcpy(from, l->folder.resume);
+    mt_status st = model_source_open(from, &source);
+    if (st == MT_OK)
+        st = export_model(&source, l->s->model, l->format, &options, &bytes);
+    model_source_close(&source);
+    if (st != MT_OK)
+        return status_prefix(st, "the run is finished and saved, but cannot be exported");
+    log_write(MT_LOG_INFO, "exported %s to %s, %s in %s", from, folder, human_bytes(bytes).s,
+              mt_dtype_name(options.dtype));
+    return MT_OK;
+}
+
+/* A run that was finished before is exported only where that is still to be done. */
+static mt_status export_if_asked(const loop *l, bool trained)
+{
+    char folder[RUN_FOLDER_PATH];
+    bool finished = l->state.step >= l->schedule.total || out_of_patience(l);
+    if (!export_folder(l->run, folder) || !finished || !l->folder.resume[0] ||
+        (!trained && files_is_folder(folder)))
+        return MT_OK;
+    return export_run(l, folder);
+}
+
+/* What asks for evaluations needs something to evaluate on. */
+static mt_status check_evaluation(const session *s, const run_manifest *run)
+{
+    const mt_config *train = config_section(run->config, "train");
+    const mt_config *saves = config_section(run->config, "checkpoint");
+    if (run->early_stopping_patience > 0 && run->eval_steps == 0)
+        return train->reject(train, "early_stopping_patience",
+                             "is set, but nothing is evaluated before the end; set eval_steps");
+    if (s->validation_documents > 0)
+        return MT_OK;
+    if (run->eval_steps > 0)
+        return train->reject(train, "eval_steps",
+                             "is set, but there is no validation data; give the data section some, "
+                             "or set eval_steps: 0");
+    if (run->save_best)
+        return saves->reject(saves, "save_best",
+                             "is set, but there is no validation data to tell which is best; give "
+                             "the data section some");
+    return MT_OK;
 }
 
 mt_status train_run(session *s, run_manifest *run, const session_engine_options *options,
                     train_outcome *ret)
 {
-    loop l = { .s = s, .run = run, .saved_step = -1, .loss = NAN, .validation_loss = NAN };
-    if (run->eval_steps > 0 && s->validation_documents == 0) {
-        const mt_config *c = config_section(run->config, "train");
-        return c->reject(c, "eval_steps",
-                         "is set, but there is no validation data; give the data section some, "
-                         "or set eval_steps: 0");
-    }
+    loop l = { .s = s, .run = run, .saved_step = -1 };
+    mt_status st = check_evaluation(s, run);
+    if (st != MT_OK)
+        return st;
+    char folder[RUN_FOLDER_PATH];
+    if (export_folder(run, folder) && (st = export_check_folder(folder, true)) != MT_OK)
+        return config_blame(config_section(run->config, "checkpoint"), "export");
     l.schedule = schedule_of_run(run, count_steps(s, run));
 
-    mt_status st = run_folder_open(run, &l.folder, &l.metrics);
+    st = run_folder_open(run, &l.folder, &l.metrics);
     if (st == MT_OK)
         st = session_format(&l.format);
     if (st == MT_OK)
         st = session_start(s, options);
     if (st == MT_OK)
         st = begin(&l);
+    int64_t first = l.state.step;
     if (st == MT_OK)
         st = steps(&l);
     /* Also when nothing is left to do: the last updates must have landed. Days of training are not
@@ -486,11 +593,13 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
     mt_status closed = metrics_close(l.metrics);
     if (st == MT_OK)
         st = closed;
+    if (st == MT_OK)
+        st = export_if_asked(&l, l.state.step > first);
 
     ret->step = l.state.step;
     ret->steps = l.schedule.total;
-    ret->loss = l.loss;
-    ret->validation_loss = l.validation_loss;
+    ret->loss = l.state.loss;
+    ret->validation_loss = l.state.validation_loss;
     ret->packing_efficiency = l.packed / l.room;
     snprintf(ret->checkpoint, sizeof ret->checkpoint, "%s",
              l.saved_step >= 0 ? l.folder.resume : "");

@@ -11,6 +11,7 @@
 /* What stands in a run folder. */
 #define RUN_FOLDER_MANIFEST    "run.yaml"      /* the effective manifest */
 #define RUN_FOLDER_METRICS     "metrics.jsonl" /* see metrics.h */
+#define RUN_FOLDER_EXPORT      "model"         /* the finished run as a Hugging Face folder */
 #define RUN_FOLDER_CHECKPOINTS "checkpoints"   /* step-NNNNNN, see checkpoint.h */
 
 enum { RUN_FOLDER_PATH = 4096 };

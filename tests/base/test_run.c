@@ -245,7 +245,8 @@ static void test_schema(void)
         const run_key *k = &keys[i];
         size_t length = strlen(k->doc);
         CHECK(length > 10 && k->doc[length - 1] == '.', "%s: doc", k->name);
-        CHECK((k->type == RUN_KEY_CHOICE) == (k->choices != NULL), "%s: choices", k->name);
+        bool words = k->type == RUN_KEY_CHOICE || k->yes;
+        CHECK(words == (k->choices != NULL), "%s: choices", k->name);
         for (int32_t j = 0; j < i; j++) {
             CHECK(strcmp(k->name, keys[j].name) != 0 || strcmp(k->section, keys[j].section) != 0,
                   "%s stands twice", k->name);

@@ -63,7 +63,22 @@ chmod -R u+w more
 sed -i 's/"num_nextn_predict_layers": 1/"num_nextn_predict_layers": 0/' more/config.json
 expect 1 'model.layers.3.' -- export more -o x
 
+# A model manifest: an untrained model, the one that training would begin with.
+write_text text.txt
+write_model model.yaml
+write_run run.yaml
+expect 0 'exported to made' -- export model.yaml -o made --init random --seed 3 --dtype fp32 \
+    --tokenizer "$source_root/tests/cli/bytes-tokenizer.json"
+check 'made: the tokenizer' cmp made/tokenizer.json "$source_root/tests/cli/bytes-tokenizer.json"
+check 'made: no card' test ! -e made/README.md
+expect 0 -- train run.yaml train.max_steps=1 train.warmup_steps=0 train.learning_rate=0 \
+    train.eval_steps=0 checkpoint.save_steps=1 output_dir=drawn
+check 'made: the weights' cmp made/model.safetensors drawn/checkpoints/step-000001/model.safetensors
+expect 1 'has weights of its own' -- export made -o x --init random
+expect 1 'text.txt: is no tokenizer.json' -- export model.yaml -o x --init random --tokenizer text.txt
+
 # What is refused, and leaves nothing.
+expect 1 'lies in the checkpoint drawn/checkpoints/step-000001' -- export drawn -o drawn/checkpoints/step-000001/x
 expect 1 'the folder is not empty' -- export tied -o bf16
 expect 1 'there are no weights to export' -- export "$source_root/arch/llama/models/llama-2-7b.yaml" -o x
 expect 2 'name a folder with -o DIR' -- export tied
@@ -73,17 +88,35 @@ expect 1 'cannot open the model' -- export nowhere -o x
 check 'nothing is left' bash -c '! ls -d x* 2>/dev/null'
 
 # A run that starts from a model folder: its checkpoints carry the folder's files, too.
-write_text text.txt
-write_model model.yaml
-write_run run.yaml
 expect 0 'saved' -- train run.yaml train.max_steps=1 train.warmup_steps=0 checkpoint.save_steps=1 train.eval_steps=0
 cp -r run/checkpoints/step-000001 start
 cp "$source_root/tests/cli/bytes-tokenizer.json" start/tokenizer.json
-expect 0 'saved' -- train run.yaml model=start output_dir=second train.max_steps=1 train.warmup_steps=0 train.eval_steps=0
+short=(train.warmup_steps=0 train.eval_steps=0)
+expect 0 'saved' 'exported second/checkpoints/step-000001 to second/model' \
+    -- train run.yaml model=start output_dir=second train.max_steps=1 "${short[@]}"
+expect 0 -- export second -o by-hand
+check 'a run that began with a model folder is exported' diff -r second/model by-hand
+rm -r second/model
+expect 0 'exported second/checkpoints/step-000001 to second/model' \
+    -- train run.yaml model=start output_dir=second train.max_steps=1 "${short[@]}"
+expect 0 -- train run.yaml model=start output_dir=second train.max_steps=1 "${short[@]}"
+check 'but not twice' bash -c '! grep -q exported out'
+cp -r second more-steps
+expect 0 'to more-steps/model' -- train run.yaml model=start output_dir=more-steps train.max_steps=2 "${short[@]}"
+check 'more steps: another model' bash -c '! cmp -s second/model/model.safetensors more-steps/model/model.safetensors'
+check 'the card says so' grep -q '| steps | 2 |' more-steps/model/README.md
+expect 0 -- train run.yaml model=start output_dir=third train.max_steps=1 "${short[@]}" checkpoint.export=false
+check 'unless switched off' test ! -e third/model
+expect 1 "'checkpoint.export' cannot be had" 'not empty' \
+    -- train run.yaml output_dir=fourth "${short[@]}" checkpoint.export=start
+expect 0 'to else/where' -- train run.yaml output_dir=fourth train.max_steps=1 "${short[@]}" checkpoint.export=else/where
+expect 0 '0 parameters have no tensor' -- inspect else/where
 check 'checkpoints carry the tokenizer' cmp start/tokenizer.json second/checkpoints/step-000001/tokenizer.json
 expect 0 'exported to trained' -- export second -o trained --dtype fp32
 check 'exports of runs carry it' cmp start/tokenizer.json trained/tokenizer.json
-check 'no optimizer, no state' test "$(echo trained/*)" = 'trained/config.json trained/model.safetensors trained/tokenizer.json'
+check 'no optimizer, no state' test "$(LC_ALL=C && echo trained/*)" = 'trained/README.md trained/config.json trained/model.safetensors trained/tokenizer.json'
+check 'the card names what it came from' grep -q '^base_model: "start"' trained/README.md
+check 'and has the manifest' grep -q '^  max_steps: 1$' trained/README.md
 check 'the weights are the masters' cmp trained/model.safetensors second/checkpoints/step-000001/model.safetensors
 cp -r second damaged
 printf 'x' | dd of=damaged/checkpoints/step-000001/model.safetensors bs=1 seek=9001 conv=notrunc status=none

@@ -135,9 +135,16 @@ static void round_trip(void)
                            .optimizer_step = 11,
                            .tokens = 1ll << 40,
                            .targets = 77,
-                           .data = { 1, 23, 45 },
+                           .data = { 1, 23, 45, 4096 },
                            .seed = UINT64_MAX - 1,
+                           .epoch_documents = 5,
+                           .epoch_tokens = 6,
+                           .fingerprint = UINT64_MAX / 3,
                            .best_validation_loss = 1.0 / 3,
+                           .best_step = 7,
+                           .evaluations_since_best = 3,
+                           .loss = 1.0 / 7,
+                           .validation_loss = -INFINITY,
                            .skipped_in_a_row = 2 };
     for (int round = 0; round < 3; round++) {
         o.shard_bytes = round ? 1500 : 0;

@@ -415,7 +415,9 @@ static void export_every_layout(void)
         write_text("hf/README.md", "not carried over");
         model_source source = { 0 };
         CHECK(model_source_open("hf", &source) == MT_OK, "%s", status_text());
-        export_options o = { "out/first", MT_BF16, k == 3 ? 300 : 0 };
+        export_options o = { .folder = "out/first",
+                             .dtype = MT_BF16,
+                             .shard_bytes = k == 3 ? 300 : 0 };
         int64_t bytes = 0;
         CHECK(export_model(&source, &l->base, format, &o, &bytes) == MT_OK, "%s", status_text());
         CHECK(export_model(&source, &l->base, format, &o, &bytes) != MT_OK, "twice");
@@ -433,7 +435,7 @@ static void export_every_layout(void)
 
         /* The masters as they are, into an empty folder, named with a slash. */
         CHECK(mkdir("masters", 0777) == 0, " ");
-        o = (export_options){ "masters/", MT_F32, 0 };
+        o = (export_options){ .folder = "masters/", .dtype = MT_F32 };
         CHECK(export_model(&source, &l->base, format, &o, &bytes) == MT_OK, "%s", status_text());
         store *s = small_store_create(&l->base, NULL, 0);
         CHECK(weights_load(s, "masters", format) == MT_OK, "%s", status_text());
@@ -465,7 +467,7 @@ static void export_fails(void)
     write_text("config.json", "{\"model_type\": \"layered\"}");
     model_source source = { 0 };
     CHECK(model_source_open(".", &source) == MT_OK, "%s", status_text());
-    const export_options o = { "out", MT_BF16, 0 };
+    const export_options o = { .folder = "out", .dtype = MT_BF16, .shard_bytes = 0 };
     int64_t bytes = 0;
     CHECK(export_model(&source, &l->base, format, &o, &bytes) == MT_ERR_FORMAT, "unknown tensor");
     CHECK(support_says("'layers.0.unknown.weight' belongs to no parameter"), " ");
