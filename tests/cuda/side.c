@@ -157,7 +157,8 @@ void op_fill(const op_case *c, uint32_t seed, op_data *ret)
         double scale = c->in[i].scale != 0 ? c->in[i].scale : 1;
         /* Exact in every dtype, so that all of them compute from the same numbers. */
         for (int64_t k = 0; k < count(&c->in[i]); k++)
-            ret->in[i][k] = mt_bf16_to_f32(mt_f32_to_bf16((float)(scale * uniform(&seed))));
+            ret->in[i][k] =
+                mt_bf16_to_f32(mt_f32_to_bf16((float)(c->in[i].middle + scale * uniform(&seed))));
     }
     for (uint32_t i = 0; i < c->n_out; i++) {
         ret->d_out[i] = get((size_t)count(&c->out[i]), sizeof(double));
@@ -316,7 +317,9 @@ void op_run(const side *s, const op_case *c, const op_data *d, const op_how *how
                         .n_out = c->n_out,
                         .n_aux = c->n_aux,
                         .d_accumulate = how->accumulate ? ~0u : 0,
-                        .batch = put_batch(s, &c->batch, &memory) };
+                        .batch = put_batch(s, &c->batch, &memory),
+                        .used = c->used };
+    memcpy(call.state, c->state, sizeof call.state);
     int64_t n_logits = c->batch.n_logit_rows * c->in[1].rows;
     if (n_logits)
         call.batch.logits = side_put(s, NULL, n_logits * mt_dtype_size(stat));
@@ -331,7 +334,8 @@ void op_run(const side *s, const op_case *c, const op_data *d, const op_how *how
     for (uint32_t i = 0; i < c->n_out; i++)
         call.out[i] = tensor(s, &c->out[i], dtype_of(&c->out[i], how->dtype), how->pad, NULL, NAN);
     for (uint32_t i = 0; i < c->n_aux; i++)
-        call.aux[i] = tensor(s, &c->aux[i], dtype_of(&c->aux[i], how->dtype), how->pad, NULL, NAN);
+        call.aux[i] = tensor(s, &c->aux[i], dtype_of(&c->aux[i], how->dtype),
+                             c->aux[i].opaque ? 0 : how->pad, NULL, NAN);
     call_kernel(s, k, &call, false);
     ret->work_bytes[0] = call.work_bytes;
     if (!how->forward_only) {
@@ -424,7 +428,9 @@ static void compare(const op_case *c, const op_result *a, const op_result *b, do
         else
             compare_one(c, how, "output", i, a->out[i], b->out[i], count(&c->out[i]), bound);
     for (uint32_t i = 0; i < c->n_aux; i++)
-        if (c->aux[i].is_index)
+        if (c->aux[i].opaque)
+            continue;
+        else if (c->aux[i].is_index)
             compare_index(c, how, "aux", i, a->aux[i], b->aux[i], count(&c->aux[i]));
         else
             compare_one(c, how, "aux", i, a->aux[i], b->aux[i], count(&c->aux[i]), bound);

@@ -31,9 +31,10 @@ typedef struct op_value {
     int64_t rows, cols;
     bool param;           /* its gradient has the statistics dtype */
     bool stat;            /* it has the statistics dtype itself */
-    double scale;         /* values are uniform in +-scale; 0 stands for 1 */
+    double scale, middle; /* values are uniform in middle +- scale; scale 0 stands for 1 */
     bool no_grad;         /* backward does not ask for its gradient */
     bool is_index;        /* int32, without a gradient; compared number by number */
+    bool opaque;          /* an aux that the operation lays out: without pad, not compared */
     const int32_t *index; /* the numbers of such an operand, rows packed */
 } op_value;
 
@@ -44,7 +45,9 @@ typedef struct op_case {
     uint32_t n_in, n_out, n_aux;
     op_value in[MT_OP_MAX_IN], out[MT_OP_MAX_OUT], aux[MT_OP_MAX_AUX];
     mt_batch batch;
-    bool grad_in_forward; /* gradients of parameters come out of forward */
+    bool grad_in_forward;             /* gradients of parameters come out of forward */
+    mt_tensor state[MT_OP_MAX_STATE]; /* generation; on the side's device */
+    int64_t used;
 } op_case;
 
 typedef struct op_how {
