@@ -209,7 +209,7 @@ extern const cuda_op cuda_op_embedding, cuda_op_linear, cuda_op_attention,
     cuda_op_linear_cross_entropy, cuda_op_rmsnorm, cuda_op_rope, cuda_op_act, cuda_op_glu,
     cuda_op_add, cuda_op_mul, cuda_op_scale, cuda_op_router, cuda_op_dispatch,
     cuda_op_grouped_linear, cuda_op_combine, cuda_op_slice, cuda_op_concat, cuda_op_causal_conv,
-    cuda_op_log_decay, cuda_op_gated_delta;
+    cuda_op_log_decay, cuda_op_gated_delta, cuda_op_balance_loss;
 
 const mt_kernel *cuda_kernel(const void *device, const char *op);
 

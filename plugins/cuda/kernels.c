@@ -20,6 +20,7 @@
     X(router)                                                                                      \
     X(dispatch)                                                                                    \
     X(grouped_linear)                                                                              \
+    X(balance_loss)                                                                                \
     X(causal_conv)                                                                                 \
     X(log_decay)                                                                                   \
     X(gated_delta)                                                                                 \

@@ -236,6 +236,37 @@ static void rows_of_experts(void)
     check_rows_of_experts(250, 8, 512);
 }
 
+/* Both modes, on documents of one token and of many; expert e has rows up to e^2 of all. */
+static void balances(void)
+{
+    enum { T = 300, E = 12, K = 3 };
+    static const int32_t doc_starts[] = { 0, 1, 70, 71, T };
+    int32_t targets[T], offsets[E + 1];
+    for (int t = 0; t < T; t++)
+        targets[t] = t % 7 == 3 ? -100 : t;
+    for (int e = 0; e <= E; e++)
+        offsets[e] = T * K * e * e / (E * E);
+    for (mt_balance_mode mode = 0; mode < 2; mode++) {
+        mt_balance_attr a = { mode, 0, 0.3 };
+        op_case c = {
+            .op = "balance_loss",
+            .attr = &a,
+            .n_in = 3,
+            .n_out = 1,
+            .in = { { .rows = T, .cols = E, .scale = 2 },
+                    { .rows = T, .cols = K, .is_index = true, .index = some_slots(T * K) },
+                    { .rows = 1, .cols = E + 1, .is_index = true, .index = offsets } },
+            .out = { { .rows = 1, .cols = 1, .stat = true } },
+            .batch = { .tokens = T,
+                       .documents = 4,
+                       .targets = targets,
+                       .doc_starts = doc_starts,
+                       .loss_scale = 20 }
+        };
+        op_check(&c, 15, (op_bounds){ 2e-6, 2e-3 });
+    }
+}
+
 static void check_grouped(const int32_t *offsets, int64_t experts, int64_t n, int64_t k, bool bias)
 {
     op_case c = { .op = "grouped_linear",
@@ -627,6 +658,7 @@ int main(void)
     RUN(linears);
     RUN(routers);
     RUN(rows_of_experts);
+    RUN(balances);
     RUN(grouped_linears);
     RUN(slices);
     RUN(concatenations);
