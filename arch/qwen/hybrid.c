@@ -187,8 +187,8 @@ static mt_val delta_net(mt_builder *b, const hybrid *m, mt_val x)
                               m->d.init_std, &conv_layout, 1);
     mt_val qkv = mt_act(b, mt_causal_conv(b, p.qkv, conv), &silu);
     mt_val g =
-        mt_log_decay(b, p.a, mt_vector(b, "linear_attn.A_log", a->v_heads, MT_INIT_LOG_DECAY),
-                     mt_vector(b, "linear_attn.dt_bias", a->v_heads, MT_INIT_ONES));
+        mt_log_decay(b, p.a, mt_exact_vector(b, "linear_attn.A_log", a->v_heads, MT_INIT_LOG_DECAY),
+                     mt_exact_vector(b, "linear_attn.dt_bias", a->v_heads, MT_INIT_ONES));
     mt_val o =
         mt_gated_delta(b, mt_slice(b, qkv, 1, 0, keys), mt_slice(b, qkv, 1, keys, keys),
                        mt_slice(b, qkv, 1, 2 * keys, values), g, mt_act(b, p.b, &sigmoid), a);

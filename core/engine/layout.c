@@ -152,7 +152,7 @@ static void lay_out_params(const plan *p, const mt_backend *backend, void *devic
     int64_t join = 0, sum = 0;
     for (int32_t u = 0; u < m->n_units; u++) {
         const tpl *t = m->units[u].t;
-        l->weight_stride = max64(l->weight_stride, layout_align(p->tpl[u]->buffer_elems * esize));
+        l->weight_stride = max64(l->weight_stride, layout_align(p->tpl[u]->buffer_bytes));
         l->n_slots += t->n_params;
         l->n_sums += p->tpl[u]->n_sums;
         for (uint32_t s = 0; s < t->n_params; s++) {
@@ -164,14 +164,15 @@ static void lay_out_params(const plan *p, const mt_backend *backend, void *devic
             }
             sum = max64(sum, backend->sum_squares_scratch(device, n));
         }
-        join = max64(join, p->tpl[u]->buffer_elems);
+        join = max64(join, r->compute == MT_F32 ? p->tpl[u]->buffer_elems
+                                                : p->tpl[u]->segment[0].f32_elems);
     }
     for (int32_t i = 0; i < m->n_params; i++) {
         const model_param *q = &m->params[i];
         int64_t slice = layout_slice(q, l->slab_elems);
         l->n_blocks += (q->elems + slice - 1) / slice;
     }
-    if (r->compute == MT_F32)
+    if (join > 0)
         l->join_bytes =
             layout_align(max64(0, backend->join_scratch(device, min64(join, LAYOUT_JOIN_ELEMS))));
     l->sum_scratch = layout_align(sum);

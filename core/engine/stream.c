@@ -243,6 +243,16 @@ static weight_buffer *find_victim(engine *e, const sequence *s, int64_t from, in
     return best ? best : busy_use > pos ? busy : NULL;
 }
 
+/* Brings n masters to the device in FP32. */
+static void join_planes(engine *e, float *dst, const uint16_t *hi, const int16_t *lo, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += LAYOUT_JOIN_ELEMS) {
+        int64_t piece = n - i < LAYOUT_JOIN_ELEMS ? n - i : LAYOUT_JOIN_ELEMS;
+        e->b->copy_in_join(e->dev, e->q_in, dst + i, hi + i, lo + i, piece, e->region[LAYOUT_JOIN]);
+        enqueued(e, e->q_in);
+    }
+}
+
 /* Brings n masters to the device as elements `at`.. of a buffer, in the compute dtype. */
 static void copy_planes(engine *e, const weight_buffer *w, int64_t at, const uint16_t *hi,
                         const int16_t *lo, int64_t n)
@@ -255,12 +265,20 @@ static void copy_planes(engine *e, const weight_buffer *w, int64_t at, const uin
         enqueued(e, e->q_in);
         return;
     }
-    for (int64_t i = 0; i < n; i += LAYOUT_JOIN_ELEMS) {
-        int64_t piece = n - i < LAYOUT_JOIN_ELEMS ? n - i : LAYOUT_JOIN_ELEMS;
-        e->b->copy_in_join(e->dev, e->q_in, (float *)dst + i, hi + i, lo + i, piece,
-                           e->region[LAYOUT_JOIN]);
-        enqueued(e, e->q_in);
-    }
+    join_planes(e, (float *)dst, hi, lo, n);
+}
+
+/* What a segment has in FP32 although the device computes in BF16. */
+static void copy_f32(engine *e, const weight_buffer *w, const tpl_segment *s)
+{
+    const model_unit *unit = &e->m->units[e->piece[w->piece].unit];
+    const model_param *p = &e->m->params[unit->slot[s->f32_slot]];
+    const store_unit *u = &e->s->units[p->unit];
+    if (s->f32_elems == 0)
+        return;
+    e->traffic.in_bytes += s->f32_elems * 4;
+    join_planes(e, (float *)(void *)((char *)w->data + s->f32_at), u->hi + p->offset,
+                u->lo + p->offset, s->f32_elems);
 }
 
 /* Elements that lie together on the host and on the device. */
@@ -310,6 +328,7 @@ static void copy_piece(engine *e, const weight_buffer *w)
     }
     if (r.n > 0)
         copy_run(e, w, &r);
+    copy_f32(e, w, s);
 }
 
 static void fetch(engine *e, const sequence *s, int64_t pos, weight_buffer *w)

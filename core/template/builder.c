@@ -152,7 +152,8 @@ static mt_val build_param(mt_builder *mb, const mt_param_info *info)
     }
     int64_t rows = copy.rows ? copy.rows : 1;
     g->params[g->n_params] = (tpl_param){ .info = copy, .elems = rows * copy.cols };
-    mt_shape shape = { { 0, 0, rows }, copy.cols, MT_KIND_COMPUTE, 1 };
+    mt_kind kind = copy.flags & MT_PARAM_STREAM_F32 ? MT_KIND_STAT : MT_KIND_COMPUTE;
+    mt_shape shape = { { 0, 0, rows }, copy.cols, kind, 1 };
     return add_value(b, VALUE_PARAM, shape, -1, g->n_params++);
 }
 
@@ -228,6 +229,12 @@ static void build_op(mt_builder *mb, const char *op, const mt_val *in, uint32_t 
             !(g->params[operand->index].info.flags & MT_PARAM_FROZEN)) {
             refuse(b, "parameter '%s' gets no gradient from '%s'; declare it frozen",
                    g->params[operand->index].info.name, op);
+            return;
+        }
+        if (operand && operand->source == VALUE_PARAM && operand->shape.kind == MT_KIND_STAT &&
+            !(n.shape.stat_params >> i & 1)) {
+            refuse(b, "'%s' does not take parameter '%s' in FP32; stream it as the others", op,
+                   g->params[operand->index].info.name);
             return;
         }
     }

@@ -71,7 +71,7 @@ static bool siblings(const struct tpl_graph *g, const node *a, const node *b)
             continue;
         uint32_t fa = g->params[g->values[a->in[i]].index].info.flags;
         uint32_t fb = g->params[g->values[b->in[i]].index].info.flags;
-        if ((fa ^ fb) & MT_PARAM_FROZEN)
+        if ((fa ^ fb) & (MT_PARAM_FROZEN | MT_PARAM_STREAM_F32))
             return false;
     }
     return true;
@@ -235,14 +235,22 @@ static int64_t align_up(int64_t x)
     return (x + TPL_PARAM_ALIGN - 1) / TPL_PARAM_ALIGN * TPL_PARAM_ALIGN;
 }
 
-/* Places the groups whose leaders satisfy the pass, from `at` on; returns the end. Pass 0: owned,
- * 1: owned and gathered, 2: aliases. */
+enum { PLACE_OWNED, PLACE_F32, PLACE_GATHERED, PLACE_ALIAS };
+
+static int pass_of(const tpl_param *p)
+{
+    if (p->info.flags & MT_PARAM_ALIAS)
+        return PLACE_ALIAS;
+    if (p->gathered)
+        return PLACE_GATHERED;
+    return p->info.flags & MT_PARAM_STREAM_F32 ? PLACE_F32 : PLACE_OWNED;
+}
+
+/* Places the groups whose leaders are of the pass, from `at` on; returns the end. */
 static int64_t place(struct tpl_graph *g, int pass, int64_t at)
 {
     for (int32_t lead = 0; lead < g->n_params; lead++) {
-        const tpl_param *p = &g->params[lead];
-        int of = p->info.flags & MT_PARAM_ALIAS ? 2 : p->gathered ? 1 : 0;
-        if (g->param_group[lead] != lead || of != pass)
+        if (g->param_group[lead] != lead || pass_of(&g->params[lead]) != pass)
             continue;
         at = align_up(at);
         for (int32_t i = lead; i < g->n_params; i++)
@@ -256,8 +264,9 @@ static int64_t place(struct tpl_graph *g, int pass, int64_t at)
 
 void graph_lay_out_params(struct tpl_graph *g, tpl *t)
 {
-    t->own_elems = place(g, 1, place(g, 0, 0));
-    t->flat_elems = place(g, 2, t->own_elems);
+    for (int pass = PLACE_OWNED; pass <= PLACE_GATHERED; pass++)
+        t->own_elems = place(g, pass, t->own_elems);
+    t->flat_elems = place(g, PLACE_ALIAS, t->own_elems);
 }
 
 /* ---- policies ---------------------------------------------------------------------------------

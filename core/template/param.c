@@ -37,6 +37,8 @@ static mt_status check(const mt_param_info *p)
     if (p->stack < 0 || (p->stack > 0 && (p->rows == 0 || p->rows % p->stack)))
         return status_set(MT_ERR_INVALID, "%lld rows are no stack of %lld equal matrices",
                           (long long)p->rows, (long long)p->stack);
+    if ((p->flags & MT_PARAM_STREAM_F32) && (p->flags & MT_PARAM_ALIAS))
+        return status_set(MT_ERR_INVALID, "an alias cannot be streamed in FP32");
     if (p->n_layouts && (p->flags & MT_PARAM_ALIAS))
         return status_set(MT_ERR_INVALID,
                           "an alias has the layouts of the parameter that it names, none of its "

@@ -198,8 +198,11 @@ static ref use_value(maker *k, mt_val v, int32_t step_index)
     const tpl_plan *p = k->p;
     if (val->source == VALUE_PARAM) {
         const tpl_param *param = &k->g->params[val->index];
-        place at = { REGION_WEIGHTS, p->slot_offset[val->index] * mt_dtype_size(p->bounds.compute),
-                     0 };
+        const tpl_segment *s = &p->segment[0];
+        int64_t offset = p->slot_offset[val->index];
+        place at = { REGION_WEIGHTS, offset * mt_dtype_size(p->bounds.compute), 0 };
+        if (val->shape.kind == MT_KIND_STAT && s->f32_elems)
+            at.offset = s->f32_at + (offset - s->f32_first) * (int64_t)sizeof(float);
         ref r = make_ref(k, v, &at);
         if (param->gathered)
             r.rows = (mt_rows){ 0, 0, p->bounds.gather_rows };

@@ -225,6 +225,22 @@ static void lay_out_dense(tpl_plan *p, const int32_t *order)
     }
 }
 
+/* Room for what is streamed in FP32 besides: slots that are adjacent in the flat layout. */
+static void lay_out_f32(tpl_plan *p)
+{
+    tpl_segment *s = &p->segment[0];
+    for (int32_t i = 0; i < s->n_slices && p->bounds.compute == MT_BF16; i++) {
+        const tpl_slice *slice = &s->slice[i];
+        if (!(p->t->params[slice->slot].info.flags & MT_PARAM_STREAM_F32))
+            continue;
+        if (s->f32_elems == 0) {
+            s->f32_slot = slice->slot;
+            s->f32_first = slice->at;
+        }
+        s->f32_elems = slice->at + slice->n - s->f32_first;
+    }
+}
+
 /* Parts [first, first + parts) of every stack. */
 static void lay_out_experts(tpl_plan *p, const int32_t *order, tpl_segment *s, int32_t first,
                             int32_t parts)
@@ -262,6 +278,7 @@ mt_status segment_lay_out(tpl_plan *p)
     for (int32_t i = 0; i < p->n_segments; i++)
         p->segment[i].slice = p->slice + (size_t)i * t->n_params;
     lay_out_dense(p, order);
+    lay_out_f32(p);
     for (int32_t i = 1; i < p->n_segments; i++) {
         int32_t first = (i - 1) * parts, left = t->parts - first;
         lay_out_experts(p, order, &p->segment[i], first, left < parts ? left : parts);
@@ -271,8 +288,11 @@ mt_status segment_lay_out(tpl_plan *p)
         s->elems = align_up(s->elems, TPL_PARAM_ALIGN);
         p->device_elems += s->elems;
         p->buffer_elems = s->elems > p->buffer_elems ? s->elems : p->buffer_elems;
+        s->f32_at = align_up(s->elems * size, REGION_ALIGN);
+        s->bytes = s->f32_at + align_up(s->f32_elems * stat, REGION_ALIGN);
+        p->buffer_bytes = s->bytes > p->buffer_bytes ? s->bytes : p->buffer_bytes;
+        p->weight_bytes += s->bytes;
     }
-    p->weight_bytes = align_up(p->device_elems * size, REGION_ALIGN);
     p->grad_bytes = align_up(p->device_elems * stat, REGION_ALIGN);
     free(order);
     return MT_OK;

@@ -98,6 +98,11 @@ typedef struct tpl_segment {
     int64_t elems; /* with padding */
     int32_t n_slices;
     tpl_slice *slice;
+    /* Where the compute dtype is BF16: elements [f32_first, f32_first + f32_elems), from the start
+     * of slot `f32_slot` on, are wanted in FP32 too, from byte `f32_at` of the buffer on. */
+    int64_t f32_first, f32_elems, f32_at;
+    int32_t f32_slot;
+    int64_t bytes; /* of weights */
 } tpl_segment;
 
 /* Exact bytes for these bounds; every region is used from offset 0 and 256-byte aligned. A plan
@@ -131,6 +136,7 @@ typedef struct tpl_plan {
     int64_t *slot_offset;
     int64_t device_elems; /* of the device layout, all segments together */
     int64_t buffer_elems; /* of the largest segment */
+    int64_t buffer_bytes; /* weights of the largest segment */
     /* Segment 0 is the whole unit, or where it is cut all but the experts, which the others hold.
      */
     int32_t n_segments;

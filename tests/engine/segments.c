@@ -15,7 +15,8 @@ static const struct {
 } models[] = { { "mistral", "mixtral", 8 },
                { "qwen", "qwen2_moe", 6 },
                { "deepseek", "deepseek_v2", 10 },
-               { "gpt_oss", "gpt_oss", 4 } };
+               { "gpt_oss", "gpt_oss", 4 },
+               { "qwen", "qwen3_next", 6 } };
 enum { MODELS = sizeof models / sizeof *models, STEPS = 3 };
 
 static world_options options(int kind)

@@ -18,6 +18,7 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
     ret->n_out = 1;
     ret->out[0] = (mt_shape){ in[0].rows, in[0].cols, MT_KIND_STAT, 0 };
     ret->backward_in = 1u << 0 | 1u << 1 | 1u << 2;
+    ret->stat_params = 1u << 1 | 1u << 2;
     return MT_OK;
 }
 

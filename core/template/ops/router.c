@@ -55,6 +55,7 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
     ret->aux[0] = (mt_shape){ in[0].rows, a->top_k, MT_KIND_INDEX, 0 };
     ret->backward_in = 1u << 0;
     ret->no_grad_in = 1u << 1;
+    ret->stat_params = 1u << 1;
     return MT_OK;
 }
 

@@ -341,7 +341,7 @@ static inline mt_val mt_decoder_experts(mt_builder *b, const mt_decoder *d, cons
                            m->router_name ? 2 : 1);
     mt_val bias = MT_NONE;
     if (m->bias_name) {
-        uint32_t flags = MT_PARAM_NO_DECAY | MT_PARAM_FROZEN;
+        uint32_t flags = MT_PARAM_NO_DECAY | MT_PARAM_FROZEN | MT_PARAM_STREAM_F32;
         mt_param_info info = { sizeof info, flags, m->bias_name, 0, m->experts, MT_INIT_ZEROS,
                                0.0f,        0,     NULL,         0, 0 };
         bias = b->api->param(b, &info);

@@ -45,7 +45,11 @@ enum {
 enum {
     MT_PARAM_NO_DECAY = 1u << 0, /* weight decay does not touch it; set for every vector */
     MT_PARAM_FROZEN = 1u << 1,   /* no gradient, no optimizer state */
-    MT_PARAM_ALIAS = 1u << 2     /* `name` is a full name that another unit owns (tied head) */
+    MT_PARAM_ALIAS = 1u << 2,    /* `name` is a full name that another unit owns (tied head) */
+    /* The device gets it in the statistics dtype, whatever it computes in: for few numbers of which
+     * the upper half does not say enough. Only operations that say so take it
+     * (mt_op_shape::stat_params). */
+    MT_PARAM_STREAM_F32 = 1u << 3
 };
 
 enum {
@@ -203,9 +207,9 @@ enum {
     MT_GROUP_TOP2_SUM = 1 /* sum of the two best: DeepSeek V3 */
 };
 
-/* "router": in logits [T, E] (compute or statistics dtype), optional correction bias [E], which
- * gets no gradient (declare it frozen). Picks top_k experts of each token by p + bias, the lower
- * index on a tie. groups > 1: experts are cut into as many equal groups, of which only the
+/* "router": in logits [T, E] (compute or statistics dtype), optional correction bias [E] (either),
+ * which gets no gradient (declare it frozen). Picks top_k experts of each token by p + bias, the
+ * lower index on a tie. groups > 1: experts are cut into as many equal groups, of which only the
  * top_groups with the best group_score take part. Out:
  *   0 weights [T, k], statistics dtype: p of the picked (without the bias), best expert first;
  *     renormalise: divided by their sum (+ 1e-20), which for a softmax is the softmax of the picked
@@ -352,6 +356,15 @@ static inline mt_val mt_matrix(mt_builder *b, const char *name, int64_t rows, in
 static inline mt_val mt_vector(mt_builder *b, const char *name, int64_t n, mt_init init)
 {
     mt_param_info p = { sizeof p, MT_PARAM_NO_DECAY, name, 0, n, init, 0.0f, 0, NULL, 0, 0 };
+    return b->api->param(b, &p);
+}
+
+/* A [n] weight like mt_vector that the device gets in FP32 (MT_PARAM_STREAM_F32). [main] */
+static inline mt_val mt_exact_vector(mt_builder *b, const char *name, int64_t n, mt_init init)
+{
+    mt_param_info p = {
+        sizeof p, MT_PARAM_NO_DECAY | MT_PARAM_STREAM_F32, name, 0, n, init, 0.0f, 0, NULL, 0, 0
+    };
     return b->api->param(b, &p);
 }
 
@@ -634,6 +647,8 @@ typedef struct mt_op_shape {
      * rows.per_token counts the tokens of the context (mt_op_call::state). */
     uint32_t n_state;
     mt_shape state[MT_OP_MAX_STATE];
+    uint32_t stat_params; /* bit i: in[i] may be a parameter in the statistics dtype */
+    uint32_t reserved;
 } mt_op_shape;
 
 /* An operation. Everything about it that the core needs to know; kernels come from the backends
