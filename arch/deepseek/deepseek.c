@@ -221,6 +221,28 @@ static void pass_over_experts(const mt_config *c)
         c->has(c, keys[i]);
 }
 
+/* The loss by sequences of the original training code, where output_router_logits asks for one:
+ * released configurations have its keys, but transformers does not form it. V3's is another. */
+static mt_status read_balance(const mt_config *c, deepseek *m)
+{
+    mt_decoder_moe *e = &m->moe;
+    double coef = 0;
+    bool by_sequence = true, wanted;
+    mt_status s;
+    if ((s = mt_config_float(c, "aux_loss_alpha", 0.001, &coef)) ||
+        (s = mt_config_bool(c, "seq_aux", true, &by_sequence)) ||
+        (s = mt_config_bool(c, "output_router_logits", false, &wanted)))
+        return s;
+    if (wanted && m->v != V3 && !(coef > 0))
+        return c->reject(c, "aux_loss_alpha", "must be above 0 with output_router_logits, found %g",
+                         coef);
+    if (wanted && m->v != V3 && !by_sequence)
+        return c->reject(c, "seq_aux", "false is not offered; balance is kept by sequences");
+    if (m->v != V3)
+        e->balance = (mt_balance_attr){ MT_BALANCE_DEEPSEEK_SEQ, 0, coef };
+    return MT_OK;
+}
+
 static mt_status read_experts(const mt_config *c, deepseek *m)
 {
     mt_decoder_moe *e = &m->moe;
@@ -238,7 +260,7 @@ static mt_status read_experts(const mt_config *c, deepseek *m)
         pass_over_experts(c);
         return MT_OK;
     }
-    if ((s = mt_decoder_read_moe(c, e)) ||
+    if ((s = read_balance(c, m)) || (s = mt_decoder_read_moe(c, e)) ||
         (s = mt_decoder_activation(c, "scoring_func", m->v == V3 ? "sigmoid" : "softmax")) ||
         (s = mt_config_count(c, "moe_intermediate_size", e->width, INT32_MAX, &e->width)) ||
         (s = read_maybe(c, "n_shared_experts",
@@ -252,9 +274,6 @@ static mt_status read_experts(const mt_config *c, deepseek *m)
         (m->v != V1 && (s = read_groups(c, m->v, e))) || (s = read_weights(c, m->v, &e->router)))
         return s;
     e->shared_width = shared * e->width;
-    /* For the original training code only; released configurations have them. */
-    c->has(c, "aux_loss_alpha");
-    c->has(c, "seq_aux");
     return MT_OK;
 }
 

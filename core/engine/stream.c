@@ -271,11 +271,11 @@ static void copy_planes(engine *e, const weight_buffer *w, int64_t at, const uin
 /* What a segment has in FP32 although the device computes in BF16. */
 static void copy_f32(engine *e, const weight_buffer *w, const tpl_segment *s)
 {
+    if (s->f32_elems == 0)
+        return;
     const model_unit *unit = &e->m->units[e->piece[w->piece].unit];
     const model_param *p = &e->m->params[unit->slot[s->f32_slot]];
     const store_unit *u = &e->s->units[p->unit];
-    if (s->f32_elems == 0)
-        return;
     e->traffic.in_bytes += s->f32_elems * 4;
     join_planes(e, (float *)(void *)((char *)w->data + s->f32_at), u->hi + p->offset,
                 u->lo + p->offset, s->f32_elems);

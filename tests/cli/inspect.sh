@@ -171,6 +171,13 @@ refuse "'num_key_value_heads' must be num_attention_heads, 128" deepseek_v3 'num
 refuse "'head_dim' must be qk_rope_head_dim, 64" deepseek_v3 'head_dim: 56'
 refuse "'routed_scaling_factor' must be above 0" deepseek_v2 'routed_scaling_factor: 0.0'
 refuse "'output_router_logits'" deepseek_v3 'output_router_logits: true'
+refuse "'seq_aux' false is not offered" deepseek_v2 $'output_router_logits: true\nseq_aux: false'
+refuse "'aux_loss_alpha' must be above 0" deepseek_v2 $'output_router_logits: true\naux_loss_alpha: 0.0'
+refuse "'linear_num_key_heads' 16 must divide linear_num_value_heads 24" qwen3_next \
+    'linear_num_value_heads: 24'
+refuse "'sliding_attention' is not offered; expected full_attention or linear_attention" qwen3_5_text \
+    $'num_hidden_layers: 1\nlayer_types: [sliding_attention]'
+refuse "'output_router_logits'" qwen3_5_moe_text 'output_router_logits: true'
 refuse "needs 'factor' beside it" deepseek_v3 \
     'rope_scaling: { type: yarn, original_max_position_embeddings: 1024, mscale_all_dim: 1.0 }'
 refuse "'deepseek_v32'" deepseek_v32 'hidden_size: 8'

@@ -34,6 +34,9 @@ typedef struct mt_decoder_moe {
     /* A frozen bias [experts] that takes part in the choice of experts, but not in their weights;
      * NULL: none. */
     const char *bias_name;
+    /* A loss that keeps experts evenly used; coef 0: none. With a coef before the configuration is
+     * read, output_router_logits decides whether it stays. */
+    mt_balance_attr balance;
 } mt_decoder_moe;
 
 typedef struct mt_decoder {
@@ -179,8 +182,8 @@ static inline mt_status mt_decoder_activation(const mt_config *c, const char *ke
     return MT_OK;
 }
 
-/* Number and choice of the experts, over what *m holds. The auxiliary loss and the noise of
- * training are refused where they are asked for. [main] */
+/* Number and choice of the experts, over what *m holds. The noise of training is refused where it
+ * is asked for, and the auxiliary loss where *m has none to offer. [main] */
 static inline mt_status mt_decoder_read_moe(const mt_config *c, mt_decoder_moe *m)
 {
     static const char *const counts[] = { "num_experts", "num_local_experts", "n_routed_experts" };
@@ -203,13 +206,15 @@ static inline mt_status mt_decoder_read_moe(const mt_config *c, mt_decoder_moe *
         (s = mt_config_bool(c, "output_router_logits", false, &auxiliary)) ||
         (s = mt_config_float(c, "router_jitter_noise", 0, &noise)))
         return s;
-    if (auxiliary)
+    if (auxiliary && !(m->balance.coef > 0))
         return c->reject(c, "output_router_logits",
                          "asks for the auxiliary loss of the routers, which is not offered yet; "
                          "set it to false");
     if (noise != 0)
         return c->reject(c, "router_jitter_noise", "is not offered; set it to 0, found %g", noise);
     m->router.top_k = (int32_t)top_k;
+    if (!auxiliary)
+        m->balance.coef = 0;
     return MT_OK;
 }
 
@@ -346,7 +351,10 @@ static inline mt_val mt_decoder_experts(mt_builder *b, const mt_decoder *d, cons
                                0.0f,        0,     NULL,         0, 0 };
         bias = b->api->param(b, &info);
     }
-    mt_routing to = mt_router(b, mt_linear(b, x, w, MT_NONE), bias, &m->router);
+    mt_val logits = mt_linear(b, x, w, MT_NONE);
+    mt_routing to = mt_router(b, logits, bias, &m->router);
+    if (m->balance.coef > 0)
+        mt_balance_loss(b, logits, &to, &m->balance);
     mt_val rows = mt_dispatch(b, x, &to);
     w = mt_stacked(b, gate_up, m->experts, 2 * width, d->hidden, std, of_in + first, 2);
     mt_val h = mt_grouped_linear(b, rows, w, MT_NONE, &to);
