@@ -214,17 +214,11 @@ static FILE *open_scratch(const char *folder)
 
 static FILE *open_part(cache_writer *w)
 {
-    snprintf(w->part, sizeof w->part, "%.*s.XXXXXX", PATH_SIZE - 8, w->path);
-    int fd = mkostemp(w->part, O_CLOEXEC);
-    FILE *f = fd < 0 ? NULL : fdopen(fd, "w+");
-    if (f)
-        return f;
-    if (fd >= 0) {
-        close(fd);
-        unlink(w->part);
-    }
-    w->part[0] = '\0';
-    return NULL;
+    snprintf(w->part, sizeof w->part, "%.*s.part", PATH_SIZE - 6, w->path);
+    FILE *f = fopen(w->part, "w+e");
+    if (!f)
+        w->part[0] = '\0';
+    return f;
 }
 
 mt_status cache_create(const char *folder, uint64_t key, int32_t width, cache_writer **ret)
@@ -243,8 +237,6 @@ mt_status cache_create(const char *folder, uint64_t key, int32_t width, cache_wr
         goto out;
     }
     XXH3_64bits_reset(w->hash);
-    if (folder && (status = folder_make(folder)))
-        goto out;
     if (folder && !cache_path(folder, key, w->path)) {
         status = doc_fail(MT_ERR_INVALID, "data.cache: the path is too long: %.60s...", folder);
         goto out;

@@ -39,7 +39,8 @@ void cache_close(cache *c);
 
 typedef struct cache_writer cache_writer;
 
-/* Starts the file of `key`; in a NULL folder, one without a name. [main] */
+/* Starts the file of `key`, whose lock is held (folder.h), over what an earlier process may have
+ * left of it; in a NULL folder, one without a name. [main] */
 mt_status cache_create(const char *folder, uint64_t key, int32_t width, cache_writer **ret);
 /* Appends a document of n tokens, at least one. */
 mt_status cache_append(cache_writer *w, const int32_t *ids, const uint8_t *trained, int64_t n);

@@ -5,6 +5,7 @@
 #include "folder.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,6 +34,53 @@ mt_status folder_make(const char *path)
             return folder_error(path, "make the folder of");
     }
     return MT_OK;
+}
+
+static void lock_path(const char *folder, uint64_t key, char path[FOLDER_PATH])
+{
+    snprintf(path, FOLDER_PATH, "%s/%016llx.lock", folder, (unsigned long long)key);
+}
+
+static bool take_lock(int fd, const char *path)
+{
+    int rc = flock(fd, LOCK_EX | LOCK_NB);
+    if (rc < 0 && errno == EWOULDBLOCK) {
+        doc_log(MT_LOG_INFO, "data: waiting for another process that tokenises the same (%s)",
+                path);
+        do
+            rc = flock(fd, LOCK_EX);
+        while (rc < 0 && errno == EINTR);
+    }
+    return rc == 0;
+}
+
+mt_status folder_lock(const char *folder, uint64_t key, int *ret_lock)
+{
+    char path[FOLDER_PATH];
+    mt_status status = folder_make(folder);
+    lock_path(folder, key, path);
+    while (!status) {
+        struct stat held, named;
+        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0 || !take_lock(fd, path)) {
+            status = folder_error(folder, "lock");
+        } else if (fstat(fd, &held) == 0 && stat(path, &named) == 0 &&
+                   held.st_ino == named.st_ino) {
+            *ret_lock = fd;
+            return MT_OK;
+        }
+        if (fd >= 0) /* of a file that was removed in the meantime: there may be a new one */
+            close(fd);
+    }
+    return status;
+}
+
+void folder_unlock(const char *folder, uint64_t key, int lock)
+{
+    char path[FOLDER_PATH];
+    lock_path(folder, key, path);
+    unlink(path);
+    close(lock);
 }
 
 int folder_scratch(const char *folder)

@@ -18,6 +18,11 @@ mt_status folder_error(const char *folder, const char *what);
 /* Makes the folder and its parents. [main] */
 mt_status folder_make(const char *path);
 
+/* Takes the right to make what is known by `key`, waiting for a process that has it: what it made
+ * is then there. The folder is made where it is missing. [main] */
+mt_status folder_lock(const char *folder, uint64_t key, int *ret_lock);
+void folder_unlock(const char *folder, uint64_t key, int lock);
+
 /* A file without a name for what is too large to be sure of memory for it; -1 with errno set. */
 int folder_scratch(const char *folder);
 

@@ -128,7 +128,7 @@ static mt_status read_validation(const mt_config *c, const doc_dataset *usual, d
     return mt_files_choose(doc_host(), c, o->validation.key, &o->validation.files);
 }
 
-static mt_status read_end_token(const mt_config *c, const mt_data_request *r, doc_options *o)
+static mt_status read_end_token(const mt_config *c, doc_options *o)
 {
     o->end_token = END_TOKEN_AUTO;
     if (mt_config_is_null(c, "end_token"))
@@ -141,7 +141,6 @@ static mt_status read_end_token(const mt_config *c, const mt_data_request *r, do
     if (o->end_token < 0 || o->end_token > INT32_MAX)
         return c->reject(c, "end_token", "is %lld; expected the id of a token",
                          (long long)o->end_token);
-    (void)r;
     return MT_OK;
 }
 
@@ -184,7 +183,7 @@ mt_status doc_options_read(const mt_data_request *request, doc_options *ret)
         status = c->reject(c, "workers", "is %lld; expected 0 (all processors) to 1024",
                            (long long)o->workers);
     if (!status)
-        status = read_end_token(c, request, o);
+        status = read_end_token(c, o);
     if (!status)
         status = read_shape(c, "", &usual);
     if (!status)

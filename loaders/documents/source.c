@@ -103,6 +103,22 @@ static mt_status open_token_files(const mt_data_request *r, const doc_options *o
     return MT_OK;
 }
 
+/* Tokenises, unless another process has just done it. */
+static mt_status make_cache(const build_request *b, cache *ret)
+{
+    int lock = -1;
+    if (!b->folder)
+        return build_cache(b, ret);
+    mt_status status = folder_lock(b->folder, b->key, &lock);
+    if (status)
+        return status;
+    status = cache_open(b->folder, b->key, ret);
+    if (status == MT_ERR_NOT_FOUND)
+        status = build_cache(b, ret);
+    folder_unlock(b->folder, b->key, lock);
+    return status;
+}
+
 static mt_status open_cache(const mt_data_request *r, const doc_options *o, const doc_dataset *d,
                             const char *folder, source *s)
 {
@@ -117,7 +133,7 @@ static mt_status open_cache(const mt_data_request *r, const doc_options *o, cons
         status = folder ? cache_open(folder, key, &s->cache) : MT_ERR_NOT_FOUND;
     if (status == MT_ERR_NOT_FOUND) {
         const build_request build = { r->config, o, d, &e, folder, key };
-        status = build_cache(&build, &s->cache);
+        status = make_cache(&build, &s->cache);
     }
     encoder_finish(&e);
     return status;

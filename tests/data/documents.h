@@ -69,8 +69,9 @@ static inline const char *all_documents(const support_config *c, int64_t len)
     text[0] = '\0';
     for (int64_t i = 0; i < documents(s); i++) {
         CHECK(d->next(s, &doc) == MT_OK, "%s", status_text());
+        size_t at = strlen(text);
         if (i)
-            strcat(text, " / ");
+            snprintf(text + at, sizeof text - at, " / ");
         toy_write(&doc, text, sizeof text);
     }
     d->close(s);

@@ -6,6 +6,7 @@
 #include "documents.h"
 
 #include <dirent.h>
+#include <sys/wait.h>
 
 enum { LONG = 1000, RECORDS = 103 };
 
@@ -522,6 +523,53 @@ static void damaged_caches(void)
     support_leave(folder);
 }
 
+/* Of several processes that need the same cache one makes it, over what a killed one has left. */
+static void processes_share_the_work(void)
+{
+    enum { PROCESSES = 4 };
+    int n, others, encoded[PROCESSES], made = 0;
+    int64_t once;
+    char name[300], part[310];
+    support_enter(folder);
+    log_set_level(MT_LOG_ERROR);
+    cache_folder = "cache";
+    write_records("a.jsonl", 5000);
+    const support_config c = SUPPORT_CONFIG("files", "a.jsonl", IN_ORDER, "workers", "1");
+    language.encoded = 0;
+    d->close(must_open(&c, MT_SPLIT_TRAIN, 16, 0, 1));
+    once = language.encoded;
+    CHECK(find_cache(name, &n, &others) && n == 1 && others == 0, "%d caches", n);
+    snprintf(part, sizeof part, "%s.part", name);
+    CHECK(rename(name, part) == 0, " ");
+    for (int i = 0; i < PROCESSES; i++) {
+        int ends[2];
+        CHECK(pipe(ends) == 0, " ");
+        if (fork() == 0) {
+            language.encoded = 0;
+            d->close(must_open(&c, MT_SPLIT_TRAIN, 16, 0, 1));
+            int count = (int)language.encoded;
+            _exit(write(ends[1], &count, sizeof count) != sizeof count);
+        }
+        close(ends[1]);
+        encoded[i] = ends[0];
+    }
+    for (int i = 0; i < PROCESSES; i++) {
+        int count = -1;
+        CHECK(read(encoded[i], &count, sizeof count) == sizeof count, "process %d", i);
+        close(encoded[i]);
+        CHECK(count == ASKED || count == (int)once, "process %d: %d", i, count);
+        made += count == (int)once;
+    }
+    while (wait(NULL) > 0)
+        continue;
+    CHECK(made == 1, "%d of them tokenised", made);
+    CHECK(find_cache(name, &n, &others) && n == 1 && others == 0, "%d caches, %d others", n,
+          others);
+    cache_folder = NULL;
+    log_set_level(MT_LOG_INFO);
+    support_leave(folder);
+}
+
 /* Tokens, marks and order do not depend on the number of threads. */
 static void threads_change_nothing(void)
 {
@@ -568,6 +616,7 @@ int main(int argc, char **argv)
     RUN(what_makes_a_cache_stale);
     RUN(files_that_settled);
     RUN(damaged_caches);
+    RUN(processes_share_the_work);
     RUN(threads_change_nothing);
     return check_done();
 }
