@@ -22,8 +22,6 @@ enum {
     PROGRESS_SECONDS = 10
 };
 
-typedef enum batch_state { BATCH_FREE, BATCH_FILLED, BATCH_DONE } batch_state;
-
 /* A record's place in the batch, and what became of it. */
 typedef struct item {
     int64_t at, n; /* text */
@@ -34,7 +32,7 @@ typedef struct item {
 } item;
 
 typedef struct batch {
-    batch_state state;
+    bool done; /* tokenised */
     char *text;
     int64_t n_text, cap_text;
     item *items;
@@ -55,7 +53,7 @@ typedef struct builder {
     pthread_t threads[MOST_WORKERS];
     int64_t n_threads;
     pthread_mutex_t lock;
-    pthread_cond_t wake; /* a slot changed its state */
+    pthread_cond_t wake; /* a slot was filled or is done */
     batch *slots;
     int64_t n_slots;
     int64_t filled, taken, written; /* batches so far; slot i % n_slots */
@@ -112,7 +110,7 @@ static void *work(void *arg)
         pthread_mutex_unlock(&b->lock);
         convert_batch(b, k, &scratch);
         pthread_mutex_lock(&b->lock);
-        k->state = BATCH_DONE;
+        k->done = true;
         pthread_cond_broadcast(&b->wake);
     }
     pthread_mutex_unlock(&b->lock);
@@ -204,7 +202,7 @@ static mt_status fill(builder *b)
     if (status < 0 || k->n_items == 0)
         return status;
     pthread_mutex_lock(&b->lock);
-    k->state = BATCH_FILLED;
+    k->done = false;
     b->filled++;
     pthread_cond_broadcast(&b->wake);
     pthread_mutex_unlock(&b->lock);
@@ -303,7 +301,7 @@ static mt_status run(builder *b)
             return MT_OK;
         batch *k = &b->slots[b->written % b->n_slots];
         pthread_mutex_lock(&b->lock);
-        while (k->state != BATCH_DONE)
+        while (!k->done)
             pthread_cond_wait(&b->wake, &b->lock);
         pthread_mutex_unlock(&b->lock);
         if ((status = write_batch(b, k)))
@@ -386,14 +384,13 @@ mt_status build_cache(const build_request *request, cache *ret)
     const doc_dataset *d = request->dataset;
     builder b = { .request = request };
     bool narrow = request->encoder->vocab > 0 && request->encoder->vocab <= UINT16_MAX + 1;
-    bool all_json = d->format != FORMAT_AUTO && d->format != FORMAT_TEXT;
     for (int64_t i = 0; i < d->files.n; i++)
         b.total_bytes += d->files.items[i].size;
     pthread_mutex_init(&b.lock, NULL);
     pthread_cond_init(&b.wake, NULL);
     mt_status status = choose_format(&b);
     if (!status)
-        status = reader_open(&d->files, request->options->separator, all_json, &b.in);
+        status = reader_open(&d->files, request->options->separator, reader_all_json(d), &b.in);
     if (!status)
         status = cache_create(request->folder, request->key, narrow ? 2 : 4, &b.out);
     if (!status)

@@ -18,6 +18,12 @@ typedef enum file_kind {
 
 file_kind reader_kind(const char *path);
 
+/* Does the dataset's format say that its files hold JSON, whatever they are called? */
+static inline bool reader_all_json(const doc_dataset *d)
+{
+    return d->format != FORMAT_AUTO && d->format != FORMAT_TEXT;
+}
+
 /* A record as it stands in its file. */
 typedef struct raw_record {
     const char *text; /* not ending in NUL; until the next call of reader_next */

@@ -139,7 +139,7 @@ static mt_status open_cache(const mt_data_request *r, const doc_options *o, cons
     return status;
 }
 
-static mt_status use_cache(source *s)
+static mt_status use_cache(const doc_dataset *d, source *s)
 {
     const cache *c = &s->cache;
     doc_format format = (doc_format)c->facts.format;
@@ -154,6 +154,11 @@ static mt_status use_cache(source *s)
                             .offsets = c->offsets,
                             .documents = c->facts.documents };
     s->format = format == FORMAT_AUTO ? "text files" : doc_format_names[format];
+    for (int64_t i = 0; i < d->files.n; i++) {
+        bool json = reader_all_json(d) || reader_kind(d->files.items[i].path) == FILE_JSON;
+        s->records |= json;
+        s->text |= !json;
+    }
     s->skipped = c->facts.skipped;
     s->untrained = c->facts.untrained;
     s->conversations = format == FORMAT_MESSAGES || format == FORMAT_SHAREGPT ||
@@ -171,7 +176,7 @@ mt_status source_open(const mt_data_request *request, const doc_options *o, cons
         status =
             tokens ? open_token_files(request, o, d, &s) : open_cache(request, o, d, folder, &s);
     if (!status && !tokens)
-        status = use_cache(&s);
+        status = use_cache(d, &s);
     if (status)
         source_close(&s);
     else

@@ -30,6 +30,7 @@ typedef struct source {
     int64_t n_files;
     const char *format; /* for the log */
     int64_t skipped, untrained;
+    bool records, text; /* of which kinds its files are, token files aside */
     bool conversations; /* long documents are truncated where nothing else is said */
 } source;
 

@@ -165,12 +165,13 @@ static mt_status open_dataset(stream *t, const mt_data_request *r, const doc_opt
 /* Keys that say something about data that is not there would be ignored in silence. */
 static mt_status check_keys(const stream *t, const mt_config *c)
 {
-    bool text = false, turns = false, bare = false;
+    bool text = false, records = false, turns = false, bare = false;
     for (int64_t i = 0; i < t->n_datasets; i++) {
         const source *s = &t->datasets[i].source;
         turns |= s->conversations || strcmp(s->format, doc_format_names[FORMAT_TOKENIZED]) == 0;
         bare |= s->n_files > 0;
-        text |= s->n_files == 0;
+        text |= s->text;
+        records |= s->records;
     }
     if (c->has(c, "train_on") && !turns)
         return c->reject(c, "train_on",
@@ -180,7 +181,9 @@ static mt_status check_keys(const stream *t, const mt_config *c)
     if (c->has(c, "end_token") && !bare)
         return c->reject(c, "end_token", "belongs to token files (.bin); there are none");
     if (c->has(c, "document_separator") && !text)
-        return c->reject(c, "document_separator", "belongs to text; there are token files only");
+        return c->reject(c, "document_separator", "belongs to text files; there are none");
+    if (c->has(c, "columns") && !records)
+        return c->reject(c, "columns", "belongs to records of JSON; there are none");
     return MT_OK;
 }
 

@@ -86,9 +86,15 @@ static inline bool support_is_null(const mt_config *c, const char *key)
     return v && strcmp(v, "null") == 0;
 }
 
+/* A value, or a list or a map with something in it. */
 static inline bool support_has(const mt_config *c, const char *key)
 {
-    return (support_value(c, key) && !support_is_null(c, key)) || support_length(c, key) > 0;
+    const char *const *p = ((const support_config *)c)->pairs;
+    size_t n = strlen(key);
+    for (; *p; p += 2)
+        if (strncmp(p[0], key, n) == 0 && p[0][n] == '.')
+            return true;
+    return support_value(c, key) && !support_is_null(c, key);
 }
 
 static inline mt_status support_get_string(const mt_config *c, const char *key, const char **ret)

@@ -459,6 +459,10 @@ static void messages(void)
     refuse(&c, "mixes token files");
     c = SUPPORT_CONFIG("files", "t.txt", "dtype", "uint16");
     refuse(&c, "belongs to token files");
+    c = SUPPORT_CONFIG("files", "t.txt", "columns.text", "body");
+    refuse(&c, "columns: belongs to records");
+    c = SUPPORT_CONFIG("files", "a.jsonl", "document_separator", "blank_line");
+    refuse(&c, "document_separator: belongs to text files");
     c = SUPPORT_CONFIG("files", "t.txt", "train_on", "last");
     refuse(&c, "there are none");
     c = SUPPORT_CONFIG("files", "t.txt", "document_separator", "");
