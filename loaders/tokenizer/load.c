@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 /* Changes when the same file would give other tokens than before. */
 enum { REVISION = 1 };
@@ -413,6 +415,17 @@ static mt_status find_file(const char *path, char ret_file[4096], char ret_folde
                     "%s: is no tokenizer.json; expected one, or a folder that has one", path);
 }
 
+/* The file decides, and what is put around a text. */
+static uint64_t fingerprint(const tokenizer *t, uint64_t file)
+{
+    uint64_t hash = XXH3_64bits_withSeed(t->special, sizeof t->special, file ^ REVISION);
+    if (t->n_before)
+        hash = XXH3_64bits_withSeed(t->before, (size_t)t->n_before * sizeof *t->before, hash);
+    /* One behind the text is another than one before it. */
+    return t->n_after ? XXH3_64bits_withSeed(t->after, (size_t)t->n_after * sizeof *t->after, ~hash)
+                      : hash;
+}
+
 static tokenizer *create(void)
 {
     tokenizer *t = calloc(1, sizeof *t);
@@ -467,11 +480,11 @@ mt_status tok_load(const char *path, tokenizer **ret)
         status = tok_nomem();
         goto out;
     }
-    t->fingerprint = hash ^ REVISION;
     status = read_file(&(tok_file){ file, t }, root);
     if (!status)
         status = tok_load_special(t, folder);
     if (!status) {
+        t->fingerprint = fingerprint(t, hash);
         *ret = t;
         t = NULL;
     }

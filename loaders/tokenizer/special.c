@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Which tokens begin and end a document: the files beside a tokenizer.json say so. The first file
- * that names a token for a role decides.
+ * that names a token for a role decides. tokenizer_config.json may say, too, whether texts get
+ * them: that replaces the template, as in transformers 5.
  */
 #include "json.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 enum { ROLES = 4 };
@@ -54,10 +56,49 @@ static void take_role(const tok_file *f, const json_t *root, int which)
         t->special[which] = (int32_t)id;
 }
 
+/* add_bos_token and add_eos_token, where either is there. */
+typedef struct additions {
+    bool given, begin, end;
+} additions;
+
+static mt_status read_additions(const tok_file *f, const json_t *root, additions *ret)
+{
+    const tok_place top = { "" };
+    additions a = { .given = tok_has(root, "add_bos_token") || tok_has(root, "add_eos_token") };
+    mt_status status = tok_get_bool(f, top, root, "add_bos_token", &a.begin);
+    if (!status)
+        status = tok_get_bool(f, top, root, "add_eos_token", &a.end);
+    if (!status && a.given)
+        *ret = a;
+    return status;
+}
+
+/* The list becomes the one token, or nothing. */
+static mt_status set_list(int32_t **list, int64_t *n, bool wanted, int32_t id)
+{
+    *n = 0;
+    if (!wanted || id < 0)
+        return MT_OK;
+    int32_t *grown = realloc(*list, sizeof *grown);
+    if (!grown)
+        return tok_nomem();
+    *grown = id;
+    *list = grown;
+    *n = 1;
+    return MT_OK;
+}
+
+static mt_status replace_template(tokenizer *t, const additions *a)
+{
+    mt_status status = set_list(&t->before, &t->n_before, a->begin, t->special[MT_SPECIAL_BEGIN]);
+    return status ? status : set_list(&t->after, &t->n_after, a->end, t->special[MT_SPECIAL_END]);
+}
+
 mt_status tok_load_special(tokenizer *t, const char *folder)
 {
     static const char *const files[] = { "tokenizer_config.json", "special_tokens_map.json",
                                          "generation_config.json", "config.json" };
+    additions added = { false };
     for (int which = 0; which < ROLES; which++)
         t->special[which] = -1;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
@@ -72,9 +113,13 @@ mt_status tok_load_special(tokenizer *t, const char *folder)
         for (int which = 0; which < ROLES; which++)
             if (t->special[which] < 0)
                 take_role(&(tok_file){ path, t }, root, which);
+        if (i == 0)
+            status = read_additions(&(tok_file){ path, t }, root, &added);
         json_decref(root);
+        if (status)
+            return status;
     }
     if (t->special[MT_SPECIAL_UNKNOWN] < 0)
         t->special[MT_SPECIAL_UNKNOWN] = t->bpe.unk;
-    return MT_OK;
+    return added.given ? replace_template(t, &added) : MT_OK;
 }

@@ -238,6 +238,46 @@ static void finds_roles(void)
     support_leave(folder);
 }
 
+static uint64_t expect_around(const int32_t *wanted)
+{
+    int32_t got[8];
+    void *t = must_open(".");
+    int64_t n = iface->encode(t, "ab", 2, MT_ENCODE_ADD_SPECIAL, got, 8);
+    for (int64_t i = 0; i < n; i++)
+        CHECK(got[i] == wanted[i], "token %d: %d, expected %d", (int)i, got[i], wanted[i]);
+    CHECK(n <= 8 && wanted[n] == -2, "%d tokens", (int)n);
+    uint64_t print = iface->fingerprint(t);
+    iface->close(t);
+    return print;
+}
+
+/* tokenizer_config.json may overrule the template. */
+static void adds_what_the_configuration_says(void)
+{
+    support_enter(folder);
+    write_text(
+        "tokenizer.json",
+        "{\"post_processor\":{\"type\":\"BertProcessing\",\"cls\":[\"a\",0],\"sep\":[\"b\",1]}"
+        "," MODEL "}");
+    uint64_t plain = expect_around(IDS(0, 2, 1));
+    write_text("tokenizer_config.json", "{\"bos_token\":\"b\",\"eos_token\":\"a\"}");
+    expect_around(IDS(0, 2, 1));
+    write_text("tokenizer_config.json", "{\"bos_token\":\"b\",\"add_bos_token\":true}");
+    uint64_t before = expect_around(IDS(1, 2));
+    write_text("tokenizer_config.json", "{\"eos_token\":\"b\",\"add_eos_token\":true,"
+                                        "\"add_bos_token\":true}");
+    uint64_t after = expect_around(IDS(2, 1));
+    CHECK(plain != before && before != after && after != plain, "the same fingerprint");
+    write_text("tokenizer_config.json", "{\"bos_token\":\"b\",\"add_bos_token\":false}");
+    expect_around(IDS(2));
+    write_text("tokenizer_config.json", "{\"add_bos_token\":\"yes\"}");
+    void *t = NULL;
+    CHECK(iface->open(".", &t) == MT_ERR_FORMAT &&
+              strstr(status_text(), "add_bos_token: found the text 'yes', expected true or false"),
+          "%s", status_text());
+    support_leave(folder);
+}
+
 static void counts_to_the_largest_id(void)
 {
     support_enter(folder);
@@ -413,6 +453,7 @@ int main(int argc, char **argv)
     RUN(refuses_cut_files);
     RUN(refuses_other_paths);
     RUN(finds_roles);
+    RUN(adds_what_the_configuration_says);
     RUN(counts_to_the_largest_id);
     RUN(adds_tokens_by_their_flags);
     RUN(keeps_added_tokens_as_they_are);
