@@ -26,9 +26,12 @@ static mt_status table_error(const char *folder)
 /* Moves a table that became large to a file. */
 static mt_status move_to_file(samples *t, size_t bytes, const char *folder)
 {
+    mt_status status = folder ? folder_make(folder) : MT_OK;
+    if (status)
+        return status;
     int fd = folder_scratch(folder);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0) {
-        mt_status status = table_error(folder);
+        status = table_error(folder);
         if (fd >= 0)
             close(fd);
         return status;
