@@ -80,9 +80,19 @@ static int32_t special(const void *tok, mt_special which)
     return which >= 0 && which < 4 ? ((const tokenizer *)tok)->special[which] : -1;
 }
 
+/* Added tokens are written as they are; those of a byte-level model in its alphabet. */
 static int32_t token_id(const void *tok, const char *text, int64_t n)
 {
-    return tok_table_find(&((const tokenizer *)tok)->vocab.by_text, (tok_text){ text, n });
+    const tokenizer *t = tok;
+    int32_t id = tok_table_find(&t->vocab.by_text, (tok_text){ text, n });
+    if (!t->bpe.bytes || (id >= 0 && t->vocab.flags[id] & TOK_ADDED))
+        return id;
+    tok_buf written = { 0 };
+    int32_t of_bytes = -1;
+    if (tok_add_byte_chars(&written, (tok_text){ text, n }))
+        of_bytes = tok_table_find(&t->vocab.by_text, tok_buf_text(&written));
+    tok_buf_finish(&written);
+    return of_bytes >= 0 ? of_bytes : id;
 }
 
 static uint64_t fingerprint(const void *tok)

@@ -333,6 +333,19 @@ static void keeps_added_tokens_as_they_are(void)
     char text[16];
     int64_t n = iface->decode(t, IDS(2, 3), 2, 0, text, sizeof text);
     CHECK(n == 7 && memcmp(text, "ab\xc3\x89lan", 7) == 0, "'%.*s'", (int)n, text);
+    CHECK(iface->token_id(t, "\xc3\x89lan", 5) == 3, "%d", iface->token_id(t, "\xc3\x89lan", 5));
+    iface->close(t);
+    support_leave(folder);
+}
+
+/* By the text that a token stands for, or as the file spells it. */
+static void knows_tokens_of_bytes(void)
+{
+    support_enter(folder);
+    void *t = open_text("{" BYTES "\"model\":{\"type\":\"BPE\",\"vocab\":{\"\xc4\x8a\":0,"
+                        "\"\xc4\xa0\":1},\"merges\":[]}}");
+    CHECK(iface->token_id(t, "\n", 1) == 0 && iface->token_id(t, " ", 1) == 1, " ");
+    CHECK(iface->token_id(t, "\xc4\x8a", 2) == 0 && iface->token_id(t, "\t", 1) == -1, " ");
     iface->close(t);
     support_leave(folder);
 }
@@ -457,6 +470,7 @@ int main(int argc, char **argv)
     RUN(counts_to_the_largest_id);
     RUN(adds_tokens_by_their_flags);
     RUN(keeps_added_tokens_as_they_are);
+    RUN(knows_tokens_of_bytes);
     RUN(repairs_what_is_no_utf8);
     RUN(merges_long_pieces);
     RUN(runs_on_several_threads);
