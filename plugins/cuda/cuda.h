@@ -7,6 +7,7 @@
 #ifndef MT_CUDA_H
 #define MT_CUDA_H
 
+#include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 #include <megatrain/backend.h>
@@ -42,9 +43,14 @@ typedef struct cuda_fault {
 
 typedef struct cuda_queue cuda_queue;
 
+typedef struct cuda_gemm_plan cuda_gemm_plan; /* gemm_bias.c */
+
 /* cuBLAS runs on one queue at a time with one workspace, so that results repeat bit for bit. */
+enum { CUDA_BLAS_WORK = 64 << 20 }; /* bytes */
 typedef struct cuda_blas {
     cublasHandle_t handle;
+    cublasLtHandle_t light; /* NULL until a GEMM with a bias runs */
+    cuda_gemm_plan *plans;
     void *work;
     cuda_queue *queue; /* the last one that used it */
     cudaEvent_t event; /* orders a new queue behind it */
@@ -142,6 +148,10 @@ void cuda_clock_close(cuda_device *d);
 mt_status cuda_blas_open(cuda_device *d);
 void cuda_blas_close(cuda_device *d);
 void cuda_blas_forget(cuda_queue *q); /* before a queue goes away */
+/* Hands the one workspace to the queue, in order. False when the device has failed. */
+bool cuda_blas_on(cuda_queue *q);
+/* Records a failure of the library; true when there was none. */
+bool cuda_blas_ok(cuda_device *d, cublasStatus_t s, const char *what);
 
 /* Row-major C[m, n] = op(A) op(B) + beta C, FP32, FP64, or BF16 operands with FP32 accumulation
  * into BF16 or FP32. ld in elements. */
@@ -165,6 +175,14 @@ mt_status cuda_blas_handle(cuda_device *d, cublasHandle_t *ret);
 bool cuda_blas_use(cuda_device *d, cublasHandle_t handle, cudaStream_t stream, void *work,
                    int64_t bytes);
 void cuda_blas_product(cuda_device *d, cublasHandle_t handle, const cuda_product *p);
+
+/* ---- cublasLt (gemm_bias.c) ------------------------------------------------------------------ */
+
+/* y = x w^T + bias, rounded once; false where nothing was enqueued: other dtypes than BF16, rows
+ * that are not aligned, shapes that the library has nothing for. */
+bool cuda_gemm_bias(cuda_queue *q, const mt_tensor *x, const mt_tensor *w, const mt_tensor *bias,
+                    const mt_tensor *y);
+void cuda_gemm_plans_close(cuda_device *d);
 
 /* ---- products side by side (lanes.c) --------------------------------------------------------- */
 

@@ -5,9 +5,7 @@
  */
 #include "cuda.h"
 
-enum { BLAS_WORK_BYTES = 64 << 20 };
-
-static bool blas_ok(cuda_device *d, cublasStatus_t s, const char *what)
+bool cuda_blas_ok(cuda_device *d, cublasStatus_t s, const char *what)
 {
     if (s == CUBLAS_STATUS_SUCCESS)
         return true;
@@ -35,14 +33,14 @@ mt_status cuda_blas_handle(cuda_device *d, cublasHandle_t *ret)
 bool cuda_blas_use(cuda_device *d, cublasHandle_t handle, cudaStream_t stream, void *work,
                    int64_t bytes)
 {
-    return blas_ok(d, cublasSetStream(handle, stream), "cuBLAS") &&
-           blas_ok(d, cublasSetWorkspace(handle, work, (size_t)bytes), "cuBLAS");
+    return cuda_blas_ok(d, cublasSetStream(handle, stream), "cuBLAS") &&
+           cuda_blas_ok(d, cublasSetWorkspace(handle, work, (size_t)bytes), "cuBLAS");
 }
 
 mt_status cuda_blas_open(cuda_device *d)
 {
     cuda_blas *b = &d->blas;
-    mt_status st = cuda_device_alloc(d, BLAS_WORK_BYTES, &b->work);
+    mt_status st = cuda_device_alloc(d, CUDA_BLAS_WORK, &b->work);
     if (st == MT_OK)
         st = cuda_blas_handle(d, &b->handle);
     if (st != MT_OK)
@@ -58,6 +56,7 @@ mt_status cuda_blas_open(cuda_device *d)
 
 void cuda_blas_close(cuda_device *d)
 {
+    cuda_gemm_plans_close(d);
     if (d->blas.handle)
         (void)cublasDestroy(d->blas.handle);
     if (d->blas.event)
@@ -72,7 +71,7 @@ void cuda_blas_forget(cuda_queue *q)
 }
 
 /* The workspace passes from queue to queue in order. */
-static bool use_queue(cuda_queue *q)
+bool cuda_blas_on(cuda_queue *q)
 {
     cuda_device *d = q->device;
     cuda_blas *b = &d->blas;
@@ -81,7 +80,7 @@ static bool use_queue(cuda_queue *q)
     if (b->queue && !(cuda_ok(d, cudaEventRecord(b->event, b->queue->stream), "cuBLAS") &&
                       cuda_ok(d, cudaStreamWaitEvent(q->stream, b->event, 0), "cuBLAS")))
         return false;
-    if (!cuda_blas_use(d, b->handle, q->stream, b->work, BLAS_WORK_BYTES))
+    if (!cuda_blas_use(d, b->handle, q->stream, b->work, CUDA_BLAS_WORK))
         return false;
     b->queue = q;
     return true;
@@ -101,15 +100,15 @@ void cuda_blas_product(cuda_device *d, cublasHandle_t handle, const cuda_product
     if (p->m <= 0 || p->n <= 0)
         return;
     /* cuBLAS is column-major: it is given C^T = op(B)^T op(A)^T. */
-    blas_ok(d,
-            cublasGemmEx_64(handle, p->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
-                            p->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, p->n, p->m, p->k,
-                            f64 ? (const void *)&one_f64 : (const void *)&one_f32, p->b, in, p->ldb,
-                            p->a, in, p->lda,
-                            f64 ? (const void *)&p->beta : (const void *)&beta_f32, p->c,
-                            data_type(p->c_dtype), p->ldc,
-                            f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-            "a GEMM");
+    cuda_blas_ok(
+        d,
+        cublasGemmEx_64(handle, p->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                        p->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, p->n, p->m, p->k,
+                        f64 ? (const void *)&one_f64 : (const void *)&one_f32, p->b, in, p->ldb,
+                        p->a, in, p->lda, f64 ? (const void *)&p->beta : (const void *)&beta_f32,
+                        p->c, data_type(p->c_dtype), p->ldc,
+                        f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+        "a GEMM");
 }
 
 void cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
@@ -118,6 +117,6 @@ void cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, int64_t m, int64_t n, 
 {
     const cuda_product p = { trans_a, trans_b, m, n,   k,   in_dtype, c_dtype,
                              a,       b,       c, lda, ldb, ldc,      beta };
-    if (m > 0 && n > 0 && use_queue(q))
+    if (m > 0 && n > 0 && cuda_blas_on(q))
         cuda_blas_product(q->device, q->device->blas.handle, &p);
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear: y = x w^T + bias. Forward and both gradients are GEMMs; the bias is written first and the
- * product added to it before the one rounding. Its gradient is a sum over rows in two steps of a
- * fixed order.
+ * linear: y = x w^T + bias. Forward and both gradients are GEMMs. The bias is added within the
+ * product's kernel, or written first and the product added to it, before the one rounding. Its
+ * gradient is a sum over rows in two steps of a fixed order.
  */
 #include "../common.cuh"
 
 enum { IN_X = 0, IN_W = 1, IN_BIAS = 2 };
-enum { BIAS_ROWS = 512, BIAS_LANES = 8 }; /* rows of a first step, and running sums in it */
+enum { BIAS_ROWS = 256, BIAS_LANES = 8 }; /* rows of a first step, and running sums in it */
 
 template <typename T>
 static __global__ void bias_kernel(const T *bias, T *y, int64_t ld, int64_t rows, int64_t cols)
@@ -29,27 +29,45 @@ static void write_bias(cuda_queue *q, const mt_tensor *bias, const mt_tensor *y)
         <<<grid, 256, 0, q->stream>>>((const T *)bias->data, (T *)y->data, y->ld, y->rows, y->cols);
 }
 
-/* part[s, col] = sum of the rows of slice s. Blocks of 32 columns and BIAS_LANES lanes. */
-template <typename T>
+/* part[s, col] = sum of the rows of slice s. Blocks of 32 times V columns and BIAS_LANES lanes. */
+template <typename T, int V>
 static __global__ void column_sums_kernel(const T *dy, int64_t ld, int64_t rows, int64_t cols,
                                           real<T> *part)
 {
     typedef real<T> R;
-    __shared__ R lanes[BIAS_LANES][32];
-    int64_t col = (int64_t)blockIdx.x * 32 + threadIdx.x;
+    __shared__ R lanes[BIAS_LANES][32 * V];
+    int64_t col = ((int64_t)blockIdx.x * 32 + threadIdx.x) * V;
     int64_t from = (int64_t)blockIdx.y * BIAS_ROWS;
     int64_t to = from + BIAS_ROWS < rows ? from + BIAS_ROWS : rows;
-    R sum = 0;
+    R sum[V] = {};
     if (col < cols)
-        for (int64_t row = from + threadIdx.y; row < to; row += BIAS_LANES)
-            sum += to_real(dy[row * ld + col]);
-    lanes[threadIdx.y][threadIdx.x] = sum;
+#pragma unroll 4
+        for (int64_t row = from + threadIdx.y; row < to; row += BIAS_LANES) {
+            R x[V];
+            load_vector<T, V>(dy + row * ld + col, x);
+#pragma unroll
+            for (int k = 0; k < V; k++)
+                sum[k] += x[k];
+        }
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        lanes[threadIdx.y][threadIdx.x * V + k] = sum[k];
     __syncthreads();
     if (threadIdx.y != 0 || col >= cols)
         return;
-    for (int i = 1; i < BIAS_LANES; i++)
-        sum += lanes[i][threadIdx.x];
-    part[blockIdx.y * cols + col] = sum;
+    for (int k = 0; k < V; k++) {
+        for (int i = 1; i < BIAS_LANES; i++)
+            sum[k] += lanes[i][threadIdx.x * V + k];
+        part[blockIdx.y * cols + col + k] = sum[k];
+    }
+}
+
+template <typename T, int V>
+static void column_sums(cuda_queue *q, const mt_tensor *dy, int64_t slices, void *work)
+{
+    dim3 grid((unsigned)ceil_div(dy->cols, 32 * V), (unsigned)slices), block(32, BIAS_LANES);
+    column_sums_kernel<T, V><<<grid, block, 0, q->stream>>>((const T *)dy->data, dy->ld, dy->rows,
+                                                            dy->cols, (real<T> *)work);
 }
 
 template <typename R>
@@ -70,11 +88,12 @@ static void bias_gradient(cuda_queue *q, const mt_tensor *dy, const mt_tensor *d
                           bool add)
 {
     typedef real<T> R;
+    const int wide = vector_of<T>::width;
     int64_t slices = ceil_div(dy->rows, BIAS_ROWS);
-    dim3 grid((unsigned)ceil_div(dy->cols, 32), (unsigned)slices), block(32, BIAS_LANES);
-    if (slices > 0)
-        column_sums_kernel<T><<<grid, block, 0, q->stream>>>((const T *)dy->data, dy->ld, dy->rows,
-                                                             dy->cols, (R *)work);
+    if (slices > 0 && is_aligned(dy) && dy->cols % wide == 0)
+        column_sums<T, wide>(q, dy, slices, work);
+    else if (slices > 0)
+        column_sums<T, 1>(q, dy, slices, work);
     add_slices_kernel<R><<<(unsigned)ceil_div(dy->cols, 128), 128, 0, q->stream>>>(
         (const R *)work, slices, dy->cols, (R *)d->data, add);
 }
@@ -84,7 +103,7 @@ static void linear_forward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
     const mt_tensor *x = &c->in[IN_X], *w = &c->in[IN_W], *y = &c->out[0];
     bool has_bias = c->n_in > IN_BIAS && c->in[IN_BIAS].data;
     (void)d;
-    if (y->rows == 0)
+    if (y->rows == 0 || (has_bias && cuda_gemm_bias(q, x, w, &c->in[IN_BIAS], y)))
         return;
     if (has_bias)
         FOR_DTYPE(y->dtype, write_bias, q, &c->in[IN_BIAS], y);
