@@ -34,6 +34,23 @@ static __global__ void __launch_bounds__(GATHER_THREADS) gather_kernel(embed_arg
         *reinterpret_cast<pack<T, V> *>(y + j) = *reinterpret_cast<const pack<T, V> *>(x + j);
 }
 
+/* V sums from or to memory, by 16-byte accesses where rows allow vectors at all. */
+template <typename R, int V> static __device__ __forceinline__ void load_sums(const R *p, R *ret)
+{
+    const int wide = V == 1 ? 1 : 16 / (int)sizeof(R);
+#pragma unroll
+    for (int k = 0; k < V; k += wide)
+        load_vector<R, wide>(p + k, ret + k);
+}
+
+template <typename R, int V> static __device__ __forceinline__ void put_sums(R *p, const R *x)
+{
+    const int wide = V == 1 ? 1 : 16 / (int)sizeof(R);
+#pragma unroll
+    for (int k = 0; k < V; k += wide)
+        put_vector<R, wide>(p + k, x + k, false);
+}
+
 /* dst[row] (+)= sum of src[t] over the tokens t with that row, in order. At most SCATTER_LIST
  * tokens are collected at a time; a thread looks at IDS neighbouring ones. */
 template <typename T, int V>
@@ -82,10 +99,9 @@ static __global__ void __launch_bounds__(SCATTER_THREADS) scatter_kernel(embed_a
         __syncthreads();
         if (listed > 0 || first)
             for (int64_t j = (int64_t)threadIdx.x * V; j < a.cols; j += SCATTER_THREADS * V) {
-                R sum[V];
-#pragma unroll
-                for (int k = 0; k < V; k++)
-                    sum[k] = first ? R(0) : y[j + k];
+                R sum[V] = {};
+                if (!first)
+                    load_sums<R, V>(y + j, sum);
                 for (int i = 0; i < listed; i++) {
                     R g[V];
                     load_vector<T, V>(static_cast<const T *>(a.src) + list[i] * a.src_ld + j, g);
@@ -93,9 +109,7 @@ static __global__ void __launch_bounds__(SCATTER_THREADS) scatter_kernel(embed_a
                     for (int k = 0; k < V; k++)
                         sum[k] += g[k];
                 }
-#pragma unroll
-                for (int k = 0; k < V; k++)
-                    y[j + k] = sum[k];
+                put_sums<R, V>(y + j, sum);
             }
         __syncthreads();
         listed = 0;
@@ -154,7 +168,7 @@ static void embedding_backward(cuda_device *d, cuda_queue *q, const mt_op_call *
     a.cols = dw->cols;
     a.add = c->d_accumulate & 1u;
     if (dw->data && dw->rows > 0)
-        FOR_DTYPE(dy->dtype, scatter, q, a, is_aligned(dy));
+        FOR_DTYPE(dy->dtype, scatter, q, a, is_aligned(dy) && is_aligned(dw));
 }
 
 const cuda_op cuda_op_embedding = { embedding_forward, embedding_backward, NULL };

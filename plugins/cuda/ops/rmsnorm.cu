@@ -10,7 +10,7 @@ enum {
     NORM_THREADS = 128,     /* of a block of warps, each a team */
     NORM_WARP_COLS = 1024,  /* groups up to this width are a warp's */
     NORM_BACK_BLOCKS = 528, /* of backward; a constant, so that sums do not depend on the device */
-    NORM_REDUCE_SLICES = 8
+    NORM_REDUCE_SLICES = 32 /* enough of a few hundred blocks' sums under way at once */
 };
 
 struct norm_args {
@@ -205,6 +205,7 @@ static __global__ void norm_reduce_kernel(const R *part, int blocks, int64_t n, 
     int64_t j = (int64_t)blockIdx.x * 32 + threadIdx.x;
     R sum = 0;
     if (j < n)
+#pragma unroll 8
         for (int b = (int)threadIdx.y; b < blocks; b += NORM_REDUCE_SLICES)
             sum += part[b * n + j];
     slice[threadIdx.y][threadIdx.x] = sum;

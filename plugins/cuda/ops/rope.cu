@@ -79,6 +79,11 @@ static __device__ __forceinline__ void rotate(const T *x, T *y, int i, int half,
     }
 }
 
+static __device__ __forceinline__ void fetch_ahead(const void *p)
+{
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
+}
+
 template <typename T, int V, bool SPLIT>
 static __global__ void __launch_bounds__(ROPE_THREADS)
     rope_kernel(const __grid_constant__ rope_args a)
@@ -88,6 +93,20 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
     int half = a.attr.rotary_dim / 2, tokens = a.tokens_per_block;
     R *cosine = reinterpret_cast<R *>(dynamic), *sine = cosine + tokens * half;
     int64_t first = (int64_t)blockIdx.x * tokens;
+    /* Pieces of a head: pairs, then what is not rotated. */
+    const int pairs = SPLIT || V == 1 ? V : V / 2;
+    int rotated = half / pairs, rest = (a.attr.head_dim - 2 * half) / V, pieces = rotated + rest;
+    int per_token = a.attr.heads * pieces;
+    int mine = (int)threadIdx.x; /* the first piece, on its way while the table is formed */
+    if (mine < tokens * per_token && mine % pieces < rotated &&
+        first + mine / per_token < a.tokens) {
+        const T *x = static_cast<const T *>(a.src) + (first + mine / per_token) * a.src_ld +
+                     (int64_t)(mine % per_token / pieces) * a.attr.head_dim +
+                     mine % pieces * (SPLIT ? pairs : 2 * pairs);
+        fetch_ahead(x);
+        if (SPLIT)
+            fetch_ahead(x + half);
+    }
     for (int k = (int)threadIdx.x; k < tokens * half; k += ROPE_THREADS) {
         int64_t token = first + k / half;
         if (token >= a.tokens)
@@ -99,10 +118,6 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
         sine[k] = (R)a.sign * (s * factor);
     }
     __syncthreads();
-    /* Pieces of a head: pairs, then what is not rotated. */
-    const int pairs = SPLIT || V == 1 ? V : V / 2;
-    int rotated = half / pairs, rest = (a.attr.head_dim - 2 * half) / V, pieces = rotated + rest;
-    int per_token = a.attr.heads * pieces;
     for (int k = (int)threadIdx.x; k < tokens * per_token; k += ROPE_THREADS) {
         int t = k / per_token, head = k % per_token / pieces, piece = k % pieces;
         int64_t token = first + t;
