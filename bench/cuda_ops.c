@@ -5,8 +5,9 @@
  *
  *     bench-cuda-ops cuda.so [NAME]     only lines whose name begins with NAME
  *
- * Attention is measured on the own kernels and through cuDNN; where cuDNN has no plan, as its log
- * says with MEGATRAIN_BENCH_LOG=1, both are the own kernels.
+ * Attention is measured on the own kernels, through cuDNN, and through cuDNN with sums in any order
+ * (deterministic: false); where cuDNN has no plan, as its log says with MEGATRAIN_BENCH_LOG=1, all
+ * are the own kernels.
  */
 #include <dlfcn.h>
 #include <megatrain/backend.h>
@@ -123,7 +124,7 @@ static void report(const char *name, double seconds, double amount, const char *
     double rate = amount / seconds * 1e-9;
     if (strcmp(unit, "TFLOP/s") == 0)
         rate *= 1e-3;
-    printf("%-34s %9.3f ms %8.1f %-7s of %6.0f  %3.0f%%\n", name, seconds * 1e3, rate, unit, top,
+    printf("%-40s %9.3f ms %8.1f %-7s of %6.0f  %3.0f%%\n", name, seconds * 1e3, rate, unit, top,
            100 * rate / top);
     fflush(stdout);
 }
@@ -524,6 +525,10 @@ int main(int argc, char **argv)
     if (wanted("attention")) {
         open_device("1");
         attentions("cuDNN", t);
+        close_device();
+        open_device("1");
+        b->set_deterministic(device, false);
+        attentions("any order", t);
         close_device();
     }
     return 0;

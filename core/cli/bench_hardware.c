@@ -61,13 +61,17 @@ static void print_compute(const hardware *h)
         printf("  %-32s %10.1f %10.1f %10.1f\n", name, g->forward / one, g->input_gradient / one,
                g->weight_gradient / one);
     }
-    printf("\n%-34s %10s %10s  %cFLOP/s\n", "attention, causal", "forward", "backward",
-           tera ? 'T' : 'G');
+    bool any = h->n_attentions > 0 && h->attention[0].any_order > 0;
+    printf("\n%-34s %10s %10s %10s  %cFLOP/s\n", "attention, causal", "forward", "backward",
+           any ? "any order" : "", tera ? 'T' : 'G');
     for (int32_t i = 0; i < h->n_attentions; i++) {
         const hardware_attention *a = &h->attention[i];
         snprintf(name, sizeof name, "%s D%lld T%lld, %lld heads", mt_dtype_name(a->dtype),
                  (long long)a->head_dim, (long long)a->document, (long long)a->heads);
-        printf("  %-32s %10.1f %10.1f\n", name, a->forward / one, a->backward / one);
+        printf("  %-32s %10.1f %10.1f", name, a->forward / one, a->backward / one);
+        if (a->any_order > 0)
+            printf(" %10.1f", a->any_order / one);
+        printf("\n");
     }
 }
 

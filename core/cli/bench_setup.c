@@ -125,7 +125,7 @@ mt_status bench_read_words(char **words, int n, int64_t document, const char *fi
 
 mt_status bench_open(session *s, const run_manifest *run)
 {
-    mt_status st = session_open_device(s, run->device, run->precision, run->threads);
+    mt_status st = session_open_run_device(s, run);
     if (st == MT_OK)
         st = session_open_model(s, run->model);
     if (st == MT_OK && s->model->max_positions > 0 && run->max_seq_len > s->model->max_positions)

@@ -190,6 +190,15 @@ static mt_status measure_gemms(rig *r, mt_dtype dtype, int64_t edge, hardware *h
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
+bool hardware_set_deterministic(const mt_backend *b, void *device, bool on)
+{
+    const size_t has = offsetof(mt_backend, set_deterministic) + sizeof b->set_deterministic;
+    if (b->struct_size < has || !b->set_deterministic)
+        return false;
+    b->set_deterministic(device, on);
+    return true;
+}
+
 static mt_status make_starts(rig *r, const hardware_attention *a, int32_t *host, mt_batch *ret)
 {
     int64_t n = a->tokens / a->document;
@@ -246,6 +255,10 @@ static mt_status measure_attention(rig *r, hardware_attention *a)
         st = rate(r, k, &forward, false, flops, &a->forward);
     if (st == MT_OK)
         st = rate(r, k, &c, true, 2.5 * flops, &a->backward);
+    if (st == MT_OK && hardware_set_deterministic(r->b, r->device, false)) {
+        st = rate(r, k, &c, true, 2.5 * flops, &a->any_order);
+        hardware_set_deterministic(r->b, r->device, true);
+    }
     release(r);
     free(starts);
     return st;
@@ -452,6 +465,8 @@ mt_status hardware_profile(const hardware *h, mt_dtype compute, int64_t document
         return status_set(MT_ERR_UNSUPPORTED, "nothing was measured in %s", mt_dtype_name(compute));
     f.gemm_flops = flops / seconds;
     f.attn_flops = 3.5 / (1 / nearest->forward + 2.5 / nearest->backward);
+    if (nearest->any_order > 0)
+        f.attn_any_order = 3.5 / (1 / nearest->forward + 2.5 / nearest->any_order);
     f.copy_in = h->copy[h->n_copies - 1].in;
     f.copy_out = h->copy[h->n_copies - 1].out;
     f.host_bandwidth = h->memory[h->n_threads - 1].update;

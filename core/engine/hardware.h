@@ -35,6 +35,7 @@ typedef struct hardware_attention {
     mt_dtype dtype;
     int64_t document, tokens, heads, kv_heads, head_dim;
     double forward, backward;
+    double any_order; /* backward where sums may have any order; 0: no different */
 } hardware_attention;
 
 typedef struct hardware {
@@ -70,6 +71,9 @@ mt_status hardware_measure(const mt_backend *b, void *device, const hardware_opt
  * MT_ERR_UNSUPPORTED where nothing was measured in `compute`. [pure] but for the error text */
 mt_status hardware_profile(const hardware *h, mt_dtype compute, int64_t document,
                            plan_profile *ret);
+
+/* Must results of the open device repeat bit for bit? False where that changes nothing. [main] */
+bool hardware_set_deterministic(const mt_backend *b, void *device, bool on);
 
 /* ---- hardware_host.c: used by hardware_measure ------------------------------------------------
  */

@@ -162,6 +162,7 @@ typedef struct costs {
     double forward, backward; /* s of compute */
     double weights, again;    /* bytes that forward fetches; that backward does */
     double grads;             /* elements */
+    double determinism;       /* s of compute that any order of sums would save */
 } costs;
 
 /* Bytes that a unit's cheap operations read and write on the device for one micro-batch. Forward
@@ -203,7 +204,11 @@ static mt_status count_costs(plan *p, costs *ret)
     double batches = (double)r->micro_batches / (double)p->groups;
     double tokens = (double)r->micro_tokens * batches, gemm_flops = f->gemm_flops * gemm_share;
     double pairs = tokens * (double)(r->max_seq_len > 0 ? r->max_seq_len + 1 : 1) / 2;
+    double attn_forward = f->attn_flops;
     double attn_backward = f->attn_backward_flops > 0 ? f->attn_backward_flops : f->attn_flops;
+    bool faster = f->attn_any_order > 0;
+    if (faster && r->any_order)
+        attn_forward = attn_backward = f->attn_any_order;
     costs c = { 0 };
     for (int32_t u = 0; u < m->n_units; u++) {
         const tpl *t = m->units[u].t;
@@ -213,10 +218,13 @@ static mt_status count_costs(plan *p, costs *ret)
             allowed = tokens * (double)t->attn_window;
         double attn = t->attn_flops_per_pair * allowed;
         double gemm = tokens * t->gemm_flops_per_token;
-        c.forward += gemm / gemm_flops + attn / f->attn_flops;
+        c.forward += gemm / gemm_flops + attn / attn_forward;
         c.backward += (2 * gemm + tokens * tp->recompute_gemm_flops) / gemm_flops;
         c.backward +=
-            2.5 * attn / attn_backward + tp->recompute_attn_flops * allowed / f->attn_flops;
+            2.5 * attn / attn_backward + tp->recompute_attn_flops * allowed / attn_forward;
+        if (faster && r->training)
+            c.determinism +=
+                attn / attn_forward + 2.5 * attn / attn_backward - 3.5 * attn / f->attn_any_order;
         if (r->training && f->device_bandwidth > 0) {
             mt_status st = move_bytes(p, u, &moved[0], &moved[1]);
             if (st < 0)
@@ -272,6 +280,7 @@ static mt_status predict(plan *p)
     if (st < 0)
         return st;
 
+    p->determinism_seconds = (double)p->groups * fmax(c.determinism, 0);
     double optimizer = 0;
     if (r->training) {
         double each = 8 + grad_size; /* both planes read and written, the gradient read */

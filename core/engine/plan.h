@@ -16,9 +16,10 @@ typedef struct plan_profile {
     double attn_flops;
     double copy_in, copy_out; /* host <-> device, bytes/s */
     double host_bandwidth;    /* bytes/s that all optimizer workers together reach */
-    /* 0: not measured; then as attn_flops, and as if it took no time */
+    /* 0: not measured; then as attn_flops, and as if the second took no time */
     double attn_backward_flops;
     double device_bandwidth; /* bytes/s that operations read and write on the device */
+    double attn_any_order;   /* forward and backward together, where sums may have any order */
 } plan_profile;
 
 /* The memory of a machine other than this one, bytes free. */
@@ -55,6 +56,7 @@ typedef struct plan_request {
     int64_t host_limit;          /* bytes; PLAN_AUTO: what the cgroup or the machine has */
     const plan_machine *machine; /* NULL: this one; outlives the plan */
     double max_grad_norm;        /* 0: clipping off, immediate updates, no gradient plane */
+    bool any_order;              /* results need not repeat: backend.h, set_deterministic */
     bool training;               /* false: eval and generation only, no states, no gradients */
     int64_t context;             /* generation: tokens of a document; 0: none */
     uint32_t n_states;
@@ -84,7 +86,8 @@ typedef struct plan {
     int64_t tier_bytes[PLAN_TIERS];
     /* Prediction for a full step, seconds, and what bounds it. */
     double seconds, compute_seconds, copy_in_seconds, copy_out_seconds, optimizer_seconds;
-    const char *bound; /* "compute", "copy-in", "copy-out", "host memory" */
+    const char *bound;          /* "compute", "copy-in", "copy-out", "host memory" */
+    double determinism_seconds; /* of compute that results which repeat cost; 0 where unknown */
     struct plan_owner *owner;
 } plan;
 

@@ -151,4 +151,7 @@ void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *t
             duration(p->compute_seconds, b, sizeof b), duration(p->copy_in_seconds, c, sizeof c),
             duration(p->copy_out_seconds, d, sizeof d),
             duration(p->optimizer_seconds, e, sizeof e));
+    if (p->determinism_seconds > 0.001 * p->compute_seconds)
+        put(&out, "  of compute, results that repeat bit for bit cost %s (deterministic: false)",
+            duration(p->determinism_seconds, a, sizeof a));
 }

@@ -37,6 +37,7 @@ typedef struct run_manifest {
     const char *precision; /* "auto", "fp32", "bf16" */
     int64_t threads;       /* 0: all */
     int64_t seed;
+    bool deterministic;
     const char *output_dir; /* against the working directory; default runs/NAME of NAME.yaml */
     bool from_scratch;      /* init: random (default for a model manifest) or pretrained (for a HF
                                folder) */

@@ -38,6 +38,8 @@ static const run_key keys[] = {
       .doc = "CPU threads; 0: as many as the process may use." },
     { "", "seed", RUN_KEY_INT, "42", RANGE(0, MOST), FIELD(seed),
       .doc = "Seed of initial weights, data order and sampling." },
+    { "", "deterministic", RUN_KEY_BOOL, "true", FIELD(deterministic),
+      .doc = "Results repeat bit for bit; false: they need not where that is faster." },
     { "", "output_dir", RUN_KEY_STRING, FIELD(output_dir),
       .doc = "Folder of the run, below the working directory. Default: runs/NAME for NAME.yaml." },
 

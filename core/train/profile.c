@@ -18,7 +18,7 @@
 #define PROFILE_FORMAT "megatrain-profile"
 enum { PROFILE_VERSION = 1, KEY_SIZE = 64 };
 
-typedef enum field_type { FIELD_INT, FIELD_RATE, FIELD_DTYPE } field_type;
+typedef enum field_type { FIELD_INT, FIELD_RATE, FIELD_RATE_OR_NONE, FIELD_DTYPE } field_type;
 
 typedef struct field {
     const char *name;
@@ -48,16 +48,18 @@ static const field gemm_fields[] = { { "precision", FIELD_DTYPE, offsetof(hardwa
                                      FIELD_OF(hardware_gemm, input_gradient, FIELD_RATE),
                                      FIELD_OF(hardware_gemm, weight_gradient, FIELD_RATE),
                                      { 0 } };
-static const field attention_fields[] = { { "precision", FIELD_DTYPE,
-                                            offsetof(hardware_attention, dtype) },
-                                          FIELD_OF(hardware_attention, document, FIELD_INT),
-                                          FIELD_OF(hardware_attention, tokens, FIELD_INT),
-                                          FIELD_OF(hardware_attention, heads, FIELD_INT),
-                                          FIELD_OF(hardware_attention, kv_heads, FIELD_INT),
-                                          FIELD_OF(hardware_attention, head_dim, FIELD_INT),
-                                          FIELD_OF(hardware_attention, forward, FIELD_RATE),
-                                          FIELD_OF(hardware_attention, backward, FIELD_RATE),
-                                          { 0 } };
+static const field attention_fields[] = {
+    { "precision", FIELD_DTYPE, offsetof(hardware_attention, dtype) },
+    FIELD_OF(hardware_attention, document, FIELD_INT),
+    FIELD_OF(hardware_attention, tokens, FIELD_INT),
+    FIELD_OF(hardware_attention, heads, FIELD_INT),
+    FIELD_OF(hardware_attention, kv_heads, FIELD_INT),
+    FIELD_OF(hardware_attention, head_dim, FIELD_INT),
+    FIELD_OF(hardware_attention, forward, FIELD_RATE),
+    FIELD_OF(hardware_attention, backward, FIELD_RATE),
+    FIELD_OF(hardware_attention, any_order, FIELD_RATE_OR_NONE),
+    { 0 }
+};
 
 /* A list of records. */
 typedef struct table {
@@ -100,18 +102,21 @@ static void put_record(FILE *f, const field *fields, const char *record)
     const char *sep = "";
     fputs("  - { ", f);
     for (const field *v = fields; v->name; v++) {
-        fprintf(f, "%s%s: ", sep, v->name);
-        sep = ", ";
         int64_t whole;
         double number;
         mt_dtype dtype;
+        memcpy(&number, record + v->offset, sizeof number);
+        if (v->type == FIELD_RATE_OR_NONE && !(number > 0))
+            continue;
+        fprintf(f, "%s%s: ", sep, v->name);
+        sep = ", ";
         switch (v->type) {
         case FIELD_INT:
             memcpy(&whole, record + v->offset, sizeof whole);
             fprintf(f, "%lld", (long long)whole);
             break;
         case FIELD_RATE:
-            memcpy(&number, record + v->offset, sizeof number);
+        case FIELD_RATE_OR_NONE:
             fprintf(f, "%.6e", number);
             break;
         case FIELD_DTYPE:
@@ -253,6 +258,10 @@ static mt_status read_record(const mt_config *c, const field *v, const char *key
         st = read_count(c, key, &whole);
         memcpy(record + v->offset, &whole, sizeof whole);
         break;
+    case FIELD_RATE_OR_NONE:
+        if (!c->has(c, key))
+            break;
+        /* fallthrough */
     case FIELD_RATE:
         st = read_rate(c, key, &number);
         memcpy(record + v->offset, &number, sizeof number);

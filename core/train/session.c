@@ -100,6 +100,17 @@ mt_status session_open_device(session *s, const char *kind, const char *precisio
     return choose_compute(s, precision);
 }
 
+mt_status session_open_run_device(session *s, const run_manifest *run)
+{
+    mt_status st = session_open_device(s, run->device, run->precision, run->threads);
+    if (st != MT_OK)
+        return config_blame(config_section(run->config, ""), s->device ? "precision" : "device");
+    if (!run->deterministic && !hardware_set_deterministic(s->backend, s->device, false))
+        log_write(MT_LOG_INFO, "deterministic: false changes nothing on device '%s'",
+                  s->backend->kind);
+    return MT_OK;
+}
+
 /* ---- model and optimizer --------------------------------------------------------------------- */
 
 mt_status session_open_model(session *s, const char *path)
@@ -194,6 +205,7 @@ static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tok
                              .host_limit = run->memory_host,
                              .machine = s->elsewhere ? &s->machine : NULL,
                              .max_grad_norm = training ? run->max_grad_norm : 0,
+                             .any_order = !run->deterministic,
                              .training = training,
                              .n_states = training ? s->n_states : 0 };
     memcpy(request.states, s->states, sizeof request.states);
@@ -247,10 +259,9 @@ static mt_status open_tokenizer(session *s, const run_manifest *run)
 
 mt_status session_open_run(session *s, run_manifest *run, bool training)
 {
-    mt_status st = session_open_device(s, run->device, run->precision, run->threads);
-    if (st != MT_OK)
-        return config_blame(config_section(run->config, ""), s->device ? "precision" : "device");
-    st = session_open_model(s, run->model);
+    mt_status st = session_open_run_device(s, run);
+    if (st == MT_OK)
+        st = session_open_model(s, run->model);
     /* Opened for evaluation as well: it is the optimizer that knows its keys. */
     if (st == MT_OK)
         st = session_open_optim(s, run);

@@ -85,6 +85,9 @@ mt_status session_use_profile(session *s, const char *path);
  * that this process may use. */
 mt_status session_open_device(session *s, const char *kind, const char *precision, int64_t threads);
 
+/* The same as a run manifest says, `deterministic` included. */
+mt_status session_open_run_device(session *s, const run_manifest *run);
+
 /* Reads the model at `path` and describes it by the architecture that claims its model_type. Needs
  * no device. */
 mt_status session_open_model(session *s, const char *path);

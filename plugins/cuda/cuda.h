@@ -73,6 +73,7 @@ typedef struct cuda_device {
     int capability; /* 90: compute capability 9.0 */
     int multiprocessors;
     int64_t shared_bytes; /* of a block, at most */
+    bool any_order;       /* sums may be formed in any order: results need not repeat */
     char name[128];
     char details[128];
     int64_t memory_total;

@@ -233,6 +233,12 @@ static void device_info(const void *device, mt_device_info *ret)
     memcpy(ret->details, d->details, sizeof ret->details);
 }
 
+static void set_deterministic(void *device, bool on)
+{
+    cuda_device *d = device;
+    d->any_order = !on;
+}
+
 const mt_backend cuda_backend = {
     .struct_size = sizeof(mt_backend),
     .kind = "cuda",
@@ -266,4 +272,5 @@ const mt_backend cuda_backend = {
     .delay = cuda_delay,
     .kernel = cuda_kernel,
     .narrow = cuda_narrow,
+    .set_deterministic = set_deterministic,
 };

@@ -19,6 +19,8 @@ enum {
     DNN_CAPABILITY_TO = 99
 };
 
+enum { DNN_BUILDERS = 4 }; /* threads that build plans, each with a handle of its own */
+
 struct dnn_plan {
     dnn_plan *next;
     dnn_shape shape;
@@ -30,7 +32,8 @@ struct dnn_plan {
 struct cuda_dnn {
     void *library;
     dnn_api api;
-    cudnnHandle_t handle;
+    cudnnHandle_t handle;                /* that plans run with */
+    cudnnHandle_t builder[DNN_BUILDERS]; /* that they are made with; NULL: not needed yet */
     size_t version;
     dnn_plan *plans;
 };
@@ -98,6 +101,9 @@ static void destroy(cuda_dnn *c)
         dnn_graph_finish(&p->graph);
         free(p);
     }
+    for (int i = 0; i < DNN_BUILDERS; i++)
+        if (c->builder[i])
+            (void)c->api.cudnnDestroy(c->builder[i]);
     if (c->handle)
         (void)c->api.cudnnDestroy(c->handle);
     if (c->library)
@@ -174,7 +180,7 @@ static void describe(const dnn_shape *s, char *text, size_t size)
              s->softcap ? ", softcap" : "");
 }
 
-static void build(const cuda_dnn *c, dnn_plan *p)
+static void build(const cuda_dnn *c, cudnnHandle_t handle, dnn_plan *p)
 {
     static const struct {
         cudnnBackendHeurMode_t mode;
@@ -183,7 +189,7 @@ static void build(const cuda_dnn *c, dnn_plan *p)
     char what[160];
     const dnn_graph *g = &p->graph;
     describe(&p->shape, what, sizeof what);
-    bool described = dnn_graph_init(&p->graph, &c->api, c->handle, &p->shape);
+    bool described = dnn_graph_init(&p->graph, &c->api, handle, &p->shape);
     for (int i = 0; i < 2; i++) {
         if (described && plan_by(p, modes[i].mode)) {
             cuda_log(MT_LOG_DEBUG, "cuDNN plan for attention, %s: %lld bytes of work", what,
@@ -214,23 +220,83 @@ const dnn_plan *dnn_plan_find(const cuda_device *d, const dnn_shape *shape)
     return p && p->plan ? p : NULL;
 }
 
-const dnn_plan *dnn_plan_make(const cuda_device *d, const dnn_shape *shape)
+/* Plans that are built by several threads, each taking the next one. */
+typedef struct site {
+    const cuda_device *d;
+    dnn_plan *next;
+    pthread_mutex_t lock;
+} site;
+
+typedef struct builder {
+    site *site;
+    cudnnHandle_t handle;
+    pthread_t thread;
+    bool started;
+} builder;
+
+static void *build_plans(void *arg)
 {
-    cuda_dnn *c = d->dnn;
-    if (!c)
-        return NULL;
-    dnn_plan *p = lookup(c, shape);
-    if (!p) {
-        p = calloc(1, sizeof *p);
+    const builder *b = arg;
+    site *s = b->site;
+    cuda_use(s->d);
+    for (;;) {
+        pthread_mutex_lock(&s->lock);
+        dnn_plan *p = s->next;
+        if (p)
+            s->next = p->next;
+        pthread_mutex_unlock(&s->lock);
         if (!p)
             return NULL;
-        cuda_use(d);
-        p->shape = *shape;
-        build(c, p);
-        p->next = c->plans;
-        c->plans = p;
+        build(s->d->dnn, b->handle, p);
     }
-    return p->plan ? p : NULL;
+}
+
+/* The n plans of a list. */
+static void build_all(const cuda_device *d, dnn_plan *first, int n)
+{
+    cuda_dnn *c = d->dnn;
+    site s = { .d = d, .next = first };
+    builder b[DNN_BUILDERS] = { 0 };
+    pthread_mutex_init(&s.lock, NULL);
+    for (int i = 0; i < DNN_BUILDERS && i < n; i++) {
+        if (!c->builder[i] && c->api.cudnnCreate(&c->builder[i]) != CUDNN_STATUS_SUCCESS)
+            c->builder[i] = NULL;
+        b[i].site = &s;
+        b[i].handle = c->builder[i];
+        b[i].started =
+            b[i].handle && i > 0 && pthread_create(&b[i].thread, NULL, build_plans, &b[i]) == 0;
+    }
+    /* This thread builds too, and whatever no other one does. */
+    if (!b[0].handle)
+        b[0].handle = c->handle;
+    build_plans(&b[0]);
+    for (int i = 1; i < DNN_BUILDERS; i++)
+        if (b[i].started)
+            pthread_join(b[i].thread, NULL);
+    pthread_mutex_destroy(&s.lock);
+}
+
+void dnn_plans_make(const cuda_device *d, const dnn_shape *shapes, int n)
+{
+    cuda_dnn *c = d->dnn;
+    dnn_plan *added = NULL, *last = NULL;
+    int n_added = 0;
+    for (int i = 0; c && i < n; i++) {
+        dnn_plan *p = lookup(c, &shapes[i]) ? NULL : calloc(1, sizeof *p);
+        if (!p)
+            continue;
+        p->shape = shapes[i];
+        p->next = added;
+        last = added ? last : p;
+        added = p;
+        n_added++;
+    }
+    if (!added)
+        return;
+    cuda_use(d);
+    build_all(d, added, n_added);
+    last->next = c->plans;
+    c->plans = added;
 }
 
 int64_t dnn_plan_work(const dnn_plan *p)

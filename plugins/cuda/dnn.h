@@ -2,7 +2,7 @@
  *
  * Attention of packed documents through cuDNN's graph API: the library, opened when it is there;
  * plans, one for each shape, built ahead of the first step; and running them. What the tensors of
- * a call mean is decided in ops/attention_cudnn.cu.
+ * a call mean is decided in ops/attention_dnn.cu.
  */
 #ifndef MT_CUDA_DNN_H
 #define MT_CUDA_DNN_H
@@ -24,8 +24,10 @@ enum {
     DNN_DQ,
     DNN_DK,
     DNN_DV,
+    DNN_DQ_SUM, /* FP32, scratch: where blocks of keys add up dq in any order */
     DNN_TENSORS,
-    DNN_FORWARD_TENSORS = DNN_D_OUT
+    DNN_FORWARD_TENSORS = DNN_D_OUT,
+    DNN_CALL_TENSORS = DNN_DQ_SUM /* those of an operation's call */
 };
 
 /* What is fixed in a plan, and the key it is found by: compared as bytes, so zero it first. */
@@ -35,8 +37,14 @@ typedef struct dnn_shape {
     int64_t ld[DNN_TENSORS];
     int32_t heads, kv_heads, qk_dim, v_dim;
     int32_t backward, window, softcap; /* 0 or 1 */
-    int32_t reserved;
+    int32_t any_order;                 /* backward: 1: with DNN_DQ_SUM */
 } dnn_shape;
+
+/* How many of the tensors a plan of that shape has. */
+static inline int dnn_tensors(const dnn_shape *s)
+{
+    return !s->backward ? DNN_FORWARD_TENSORS : s->any_order ? DNN_TENSORS : DNN_DQ_SUM;
+}
 
 /* One launch. Pointers of tensors point at the row that offset 0 stands for. */
 typedef struct dnn_launch {
@@ -55,10 +63,10 @@ typedef struct dnn_plan dnn_plan;
 void dnn_open(cuda_device *d);
 void dnn_close(cuda_device *d);
 
-/* The plan of a shape, built (about a second) when it is asked for first; NULL where cuDNN has
- * none. [main] */
-const dnn_plan *dnn_plan_make(const cuda_device *d, const dnn_shape *shape);
-/* The same, but never builds. */
+/* Builds the plans of shapes that are asked for first, about a second each, several at a time.
+ * [main] */
+void dnn_plans_make(const cuda_device *d, const dnn_shape *shapes, int n);
+/* The plan of a shape; NULL where none was built or cuDNN has none. [main] */
 const dnn_plan *dnn_plan_find(const cuda_device *d, const dnn_shape *shape);
 int64_t dnn_plan_work(const dnn_plan *p);
 

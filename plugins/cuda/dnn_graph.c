@@ -295,7 +295,8 @@ typedef struct attention {
 
 static tensor packed_tensor(const attention *a, int which, const dims *n)
 {
-    return make_tensor(a->g, which == DNN_LSE ? f32 : bf16, n, DNN_UID_TENSOR + which, TENSOR_REAL,
+    bool wide = which == DNN_LSE || which == DNN_DQ_SUM;
+    return make_tensor(a->g, wide ? f32 : bf16, n, DNN_UID_TENSOR + which, TENSOR_REAL,
                        a->starts[which]);
 }
 
@@ -396,7 +397,8 @@ static void key_gradient(const attention *a, tensor x, tensor y, int64_t dim, te
 }
 
 /* Without an FP32 accumulator for dQ the gradient of the scores goes through memory, and no sum
- * depends on which block comes first: the same bits every time. */
+ * depends on which block comes first: the same bits every time. With it blocks add to dQ as they
+ * come, which is faster and takes no memory that grows with the square of the rows. */
 static void backward(attention *a)
 {
     dnn_graph *g = a->g;
@@ -441,18 +443,24 @@ static void backward(attention *a)
     tensor k = make_tensor(g, bf16, &k_dims, DNN_UID_VIRTUAL + g->n_virtual++, TENSOR_VIRTUAL,
                            a->starts[DNN_K]);
     reshape(g, kt, k);
-    matmul(g, x, k, dq, &a->lengths_q, NULL, &a->lengths_k);
+    tensor to = dq;
+    if (s->any_order) {
+        const dims sum_dims = packed(s, DNN_DQ_SUM, s->heads, s->qk_dim);
+        to = packed_tensor(a, DNN_DQ_SUM, &sum_dims);
+    }
+    matmul(g, x, k, to, &a->lengths_q, NULL, &a->lengths_k);
+    if (s->any_order)
+        pointwise_to(g, CUDNN_POINTWISE_IDENTITY, f32, to, NULL, dq);
 }
 
 /* A gradient goes by its operand's table where rows are equally far apart. */
 static void make_starts(attention *a)
 {
     static const int like[DNN_TENSORS] = { DNN_Q,   DNN_K, DNN_V, DNN_OUT, DNN_LSE,
-                                           DNN_OUT, DNN_Q, DNN_K, DNN_V };
+                                           DNN_OUT, DNN_Q, DNN_K, DNN_V,   DNN_Q };
     const dnn_shape *s = a->s;
     const dims n = { { s->documents + 1, 1, 1, 1 }, { 1, 1, 1, 1 } };
-    int tensors = s->backward ? DNN_TENSORS : DNN_FORWARD_TENSORS;
-    for (int i = 0; i < tensors; i++) {
+    for (int i = 0; i < dnn_tensors(s); i++) {
         int of = s->ld[i] == s->ld[like[i]] ? like[i] : i;
         a->g->starts_of[i] = of;
         a->starts[i] =

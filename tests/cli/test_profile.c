@@ -40,7 +40,7 @@ static hardware example(void)
                   { MT_F32, 8192, 4096, 4096, 5e13, 5e13, 5e13 } },
         .n_attentions = 3,
         .attention = { { MT_BF16, 1024, 8192, 32, 8, 128, 2e14, 1e14 },
-                       { MT_BF16, 4096, 8192, 32, 8, 128, 3e14, 1.5e14 },
+                       { MT_BF16, 4096, 8192, 32, 8, 128, 3e14, 1.5e14, 2.5e14 },
                        { MT_F32, 1024, 8192, 32, 8, 128, 2e13, 2e13 } },
     };
     return h;
@@ -66,6 +66,7 @@ static void written_and_read(void)
     CHECK(r.n_gemms == 3 && r.gemm[2].dtype == MT_F32 && r.gemm[1].inner == 8192 &&
           r.gemm[1].weight_gradient == 2e14);
     CHECK(r.n_attentions == 3 && r.attention[1].backward == 1.5e14);
+    CHECK(r.attention[0].any_order == 0 && r.attention[1].any_order == 2.5e14);
     CHECK(r.pin == h.pin && r.device_copy == h.device_copy && r.disk_read == 0);
     h.disk_read = 3e9;
     h.disk_write = 2e9;
@@ -106,9 +107,11 @@ static void rates_add_up_as_times(void)
     /* As many FLOPs at 8, 4 and 2: 3 / (1/8 + 1/4 + 1/2). */
     CHECK(near(p.gemm_flops, 24e14 / 7), "%g", p.gemm_flops);
     CHECK(near(p.attn_flops, 3.5 / (1 / 2e14 + 2.5 / 1e14)), "%g", p.attn_flops);
+    CHECK(p.attn_any_order == 0);
     CHECK(p.copy_in == 55e9 && p.copy_out == 54e9 && p.host_bandwidth == 122e9);
     CHECK(hardware_profile(&h, MT_BF16, 8000, &p) == MT_OK);
     CHECK(near(p.attn_flops, 3.5 / (1 / 3e14 + 2.5 / 1.5e14)), "%g", p.attn_flops);
+    CHECK(near(p.attn_any_order, 3.5 / (1 / 3e14 + 2.5 / 2.5e14)), "%g", p.attn_any_order);
     CHECK(hardware_profile(&h, MT_F32, 8000, &p) == MT_OK && near(p.gemm_flops, 5e13));
     CHECK(hardware_profile(&h, MT_F64, 8000, &p) == MT_ERR_UNSUPPORTED &&
           strstr(status_text(), "fp64"));

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * BF16 attention of packed documents, through cuDNN and on the own kernels, both against the CPU:
- * documents of very uneven lengths, every mask, grouped heads, head dimensions. Prints a table:
- * whether cuDNN had plans, the largest error of each result, and whether a second run gave the same
- * bits. What cuDNN refuses, and why, is in the log above it.
+ * BF16 attention of packed documents, on the own kernels, through cuDNN, and through cuDNN with
+ * sums in any order, all against the CPU: documents of very uneven lengths, every mask, grouped
+ * heads, head dimensions. Prints a table: whether cuDNN had plans, the largest error of each
+ * result, and whether a second run gave the same bits where it must. What cuDNN refuses, and why,
+ * is in the log above it.
  *
  *     MT_TEST_ONLY=name     one case
  *     MT_TEST_NO_CUDNN=1    a machine without cuDNN: that it has no plans is no failure
@@ -13,7 +14,7 @@
 #include <math.h>
 #include <time.h>
 
-static side own, dnn;
+static side own, dnn, any_order;
 
 static const double bound = 1e-2, document_bound = 2e-2;
 enum { MANY_TOKENS = 100, RESULTS = 6, MAX_DOCUMENTS = 16 };
@@ -120,7 +121,7 @@ static void check(const char *name, const attention_test *t)
     if (t->sinks)
         c.in[3] = (op_value){ .rows = 1, .cols = a->heads, .param = true };
     op_data d;
-    op_result want, by_own, by_dnn, again;
+    op_result want, by_own, by_dnn, again, by_any;
     op_how how = { .dtype = MT_BF16, .pad = t->pad };
     op_fill(&c, 11, &d);
     op_run(&cpu, &c, &d, &how, &want);
@@ -136,14 +137,19 @@ static void check(const char *name, const attention_test *t)
     printf("%-22s        plans: %s forward, %s backward; %.1f s with building them\n", name,
            forward ? "yes" : "NO", backward ? "yes" : "NO", from);
     check_same(name, &c, &again, &by_dnn);
+    op_run(&any_order, &c, &d, &how, &by_any);
+    compare(name, "any", &c, &by_any, &want);
     if (!getenv("MT_TEST_NO_CUDNN")) {
         CHECK(forward, "%s: no plan for forward", name);
         CHECK(backward || t->own_backward, "%s: no plan for backward", name);
+        CHECK(by_any.work_bytes[1] > by_own.work_bytes[1] || t->own_backward,
+              "%s: no plan for backward in any order", name);
     }
     op_result_free(&want);
     op_result_free(&by_own);
     op_result_free(&by_dnn);
     op_result_free(&again);
+    op_result_free(&by_any);
     op_data_free(&d);
 }
 
@@ -180,6 +186,8 @@ int main(void)
     sides_open();
     own = cuda;
     side_open_cudnn("1", &dnn);
+    side_open_cudnn("1", &any_order);
+    any_order.b->set_deterministic(any_order.device, false);
     RUN(uneven);
     RUN(one_whole_rung);
     RUN(rows_apart);
@@ -196,6 +204,7 @@ int main(void)
     RUN(large_scores);
     RUN(slices);
     printf("%.1f s\n", seconds() - from);
+    side_close(&any_order);
     side_close(&dnn);
     sides_close();
     return check_done();

@@ -192,7 +192,7 @@ static void a_backend_without_narrow_has_fp32_gradients(void)
     void *device;
     mt_backend old = *world_backend(&device);
     plan *p = NULL;
-    plan_profile f = { 1e11, 5e10, 1e10, 1e10, 1e10, 5e10, 0 };
+    plan_profile f = { 1e11, 5e10, 1e10, 1e10, 1e10, 5e10, 0, 0 };
     world_open(&o, &w);
     plan_request r = w.p->request;
     old.struct_size = offsetof(mt_backend, narrow);
@@ -628,7 +628,7 @@ static void the_cost_model_adds_up(void)
     const double n = 1e30; /* no time at all */
     plan *p;
     plan_request r = { .groups = 1, .policy = TPL_KEEP, .max_grad_norm = 1 };
-    prediction got = predict(r, &(plan_profile){ n, n, n, n, n, n, n }, false, &p);
+    prediction got = predict(r, &(plan_profile){ n, n, n, n, n, n, n, 0 }, false, &p);
     double gemm = 0, attn = 0, weights = 0, saved = 0, grads = 0, again = 0, pairs = 0;
     double params = (double)p->m->total_params;
     for (int32_t u = 0; u < p->m->n_units; u++) {
@@ -645,50 +645,60 @@ static void the_cost_model_adds_up(void)
 
     /* Compute: GEMMs at nine tenths of the best, attention each way at its own rate, and what the
      * operations and the sums of gradients move. */
-    got = predict(r, &(plan_profile){ 1e9, n, n, n, n, n, n }, false, &p);
+    got = predict(r, &(plan_profile){ 1e9, n, n, n, n, n, n, 0 }, false, &p);
     IS(3 * gemm / 0.9e9, "compute");
     plan_destroy(p);
-    got = predict(r, &(plan_profile){ n, 1e9, n, n, n, 2e9, n }, false, &p);
+    got = predict(r, &(plan_profile){ n, 1e9, n, n, n, 2e9, n, 0 }, false, &p);
     IS(attn / 1e9 + 2.5 * attn / 2e9, "compute");
     plan_destroy(p);
-    got = predict(r, &(plan_profile){ n, n, n, n, n, n, 1e9 }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, n, n, n, 1e9, 0 }, false, &p);
     IS((4.5 * saved + grads) / 1e9, "compute");
     plan_destroy(p);
+    plan_profile free_order = { n, 1e9, n, n, n, 2e9, n, 7e9 };
+    got = predict(r, &free_order, false, &p);
+    IS(attn / 1e9 + 2.5 * attn / 2e9, "compute");
+    CHECK(fabs(p->determinism_seconds - (got.seconds - 3.5 * attn / 7e9)) < 1e-9 * got.seconds);
+    plan_destroy(p);
+    r.any_order = true;
+    got = predict(r, &free_order, false, &p);
+    IS(3.5 * attn / 7e9, "compute");
+    plan_destroy(p);
+    r.any_order = false;
     r.policy = TPL_INPUT;
-    got = predict(r, &(plan_profile){ 1e9, 1e9, n, n, n, 1e9, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ 1e9, 1e9, n, n, n, 1e9, 0, 0 }, false, &p);
     IS((3 * gemm + again) / 0.9e9 + (3.5 * attn + pairs) / 1e9, "compute");
     CHECK(again > 0 && pairs > 0);
     double left = 0;
     for (int32_t u = 0; u < p->m->n_units; u++)
         left += 4 * (double)p->tpl[u]->saved_bytes;
     plan_destroy(p);
-    got = predict(r, &(plan_profile){ n, n, n, n, n, n, 1e9 }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, n, n, n, 1e9, 0 }, false, &p);
     IS((4.5 * saved + grads + 2 * (saved - left)) / 1e9, "compute");
     plan_destroy(p);
     r.policy = TPL_KEEP;
 
     /* Copies, group by group. */
-    got = predict(r, &(plan_profile){ n, n, 1e9, n, n, n, n }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, 1e9, n, n, n, n, 0 }, false, &p);
     IS(in_bytes(p) / 1e9, "copy-in");
     plan_destroy(p);
     r.groups = 4;
     r.gradients = PLAN_GRADIENTS_HOST;
-    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n, 0 }, false, &p);
     IS(4 * grad_bytes(p) / 1e9, "copy-out");
     plan_destroy(p);
     r.gradients = PLAN_GRADIENTS_DEVICE;
     r.gradient_dtype = MT_BF16;
-    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n, 0 }, false, &p);
     IS(grad_bytes(p) / 2 / 1e9, "copy-out");
     plan_destroy(p);
 
     /* Host memory: copies and the optimizer pull at it together; sums of groups add theirs. */
-    got = predict(r, &(plan_profile){ n, n, n, n, 1e9, n, n }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, n, 1e9, n, n, 0 }, false, &p);
     IS((26 * params + 4 * in_bytes(p) + grad_bytes(p) / 2) / 0.9e9, "host memory");
     plan_destroy(p);
     r.gradient_dtype = MT_F32;
     r.gradients = PLAN_GRADIENTS_HOST;
-    got = predict(r, &(plan_profile){ n, n, n, n, 1e9, n, n }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, n, 1e9, n, n, 0 }, false, &p);
     IS((28 * params + 4 * in_bytes(p) + 4 * grad_bytes(p) + 3 * 12 * grad_bytes(p) / 4) / 0.9e9,
        "host memory");
     plan_destroy(p);
@@ -696,7 +706,7 @@ static void the_cost_model_adds_up(void)
     /* With clipping only the first forward hides the optimizer; without it also the last backward,
      * and never the groups between. */
     const double slow = 1.0, host = params * 28 / 1.6 / 0.9; /* the optimizer takes 1.6 s */
-    const plan_profile half = { gemm / slow / 0.9, n, n, n, host, n, n };
+    const plan_profile half = { gemm / slow / 0.9, n, n, n, host, n, n, 0 };
     r.groups = 1;
     r.gradients = PLAN_GRADIENTS_AUTO;
     got = predict(r, &half, false, &p);
@@ -709,7 +719,7 @@ static void the_cost_model_adds_up(void)
     got = predict(r, &half, false, &p);
     IS(1.6 + in + grad_bytes(p) / (host * 0.9) + 2.0, "host memory");
     plan_destroy(p);
-    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n, 0 }, false, &p);
     IS(grad_bytes(p) / 1e9, "copy-out");
     plan_destroy(p);
     r.gradients = PLAN_GRADIENTS_AUTO;

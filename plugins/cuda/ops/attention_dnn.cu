@@ -4,9 +4,10 @@
  * are dealt out to launches, and the sinks, which stay outside. BF16, train and eval passes.
  *
  * A plan has a fixed number of rows a document. There is one for each of a ladder of sizes, and a
- * call sends every document to the smallest that holds it. Backward keeps the gradient of the
- * scores in memory, so there a launch has as many documents and heads as a fixed budget allows;
- * where one key head of one document is too much, the own kernels run.
+ * call sends every document to the smallest that holds it. Deterministic backward keeps the
+ * gradient of the scores in memory, so there a launch has as many documents and heads as a fixed
+ * budget allows; where one key head of one document is too much, the own kernels run. Backward in
+ * any order adds up dq in FP32 memory instead, and has no such bound.
  */
 #include "../dnn.h"
 #include "attention.cuh"
@@ -62,7 +63,10 @@ static bool shape_of(const cuda_device *d, const mt_op_call *c, bool backward, d
     ret->backward = backward;
     ret->window = attr->window > 0;
     ret->softcap = attr->softcap > 0;
-    for (int i = 0; i < (backward ? DNN_TENSORS : DNN_FORWARD_TENSORS); i++) {
+    ret->any_order = backward && d->any_order;
+    if (ret->any_order)
+        ret->ld[DNN_DQ_SUM] = (int64_t)attr->heads * attr->qk_dim;
+    for (int i = 0; i < (backward ? DNN_CALL_TENSORS : DNN_FORWARD_TENSORS); i++) {
         const mt_tensor *t = tensor_of(c, i);
         bool absent_lse = i == DNN_LSE && !backward && !t->data;
         if (!t->data && !absent_lse)
@@ -84,7 +88,7 @@ static bool set_rows(dnn_shape *s, int64_t rows)
         s->documents = LAUNCH_DOCUMENTS;
     if (s->documents < 1)
         s->documents = 1;
-    if (!s->backward)
+    if (!s->backward || s->any_order)
         return true;
     int64_t of_group = group * rows * rows * 2;
     int kv_heads = s->kv_heads;
@@ -101,17 +105,17 @@ static bool set_rows(dnn_shape *s, int64_t rows)
     return true;
 }
 
-/* Forward needs no memory that grows with the rows, so fewer sizes do. */
-static int64_t rows_of(int rung, bool backward)
+/* Where no memory grows with the square of the rows, fewer sizes do. */
+static int64_t rows_of(int rung, const dnn_shape *s)
 {
-    return (int64_t)SMALLEST_ROWS << (backward ? rung : 2 * rung);
+    return (int64_t)SMALLEST_ROWS << (s->backward && !s->any_order ? rung : 2 * rung);
 }
 
 /* Byte offsets in `work`. The statistics come first: for some heads where a launch has not all, or
  * for all of them where the call does not want them. */
 typedef struct areas {
     int64_t starts_stride; /* elements from table to table */
-    int64_t lengths, starts, sums, library, total;
+    int64_t lengths, starts, sums, dq_sum, library, total;
 } areas;
 
 static areas areas_of(const dnn_shape *s, const dnn_plan *p, int64_t tokens)
@@ -121,22 +125,28 @@ static areas areas_of(const dnn_shape *s, const dnn_plan *p, int64_t tokens)
     a.lengths = align_256(tokens * s->ld[DNN_LSE] * 4);
     a.starts = a.lengths + align_256(s->documents * 4);
     a.sums = a.starts + DNN_TENSORS * a.starts_stride * 8;
-    a.library = a.sums + (s->backward ? align_256(s->documents * s->heads * s->rows * 4) : 0);
+    a.dq_sum = a.sums + (s->backward ? align_256(s->documents * s->heads * s->rows * 4) : 0);
+    a.library = a.dq_sum + align_256(tokens * s->ld[DNN_DQ_SUM] * 4);
     a.total = a.library + align_256(dnn_plan_work(p));
     return a;
 }
 
 int64_t attn_dnn_plan(const cuda_device *d, const mt_op_call *c, bool backward)
 {
-    dnn_shape base;
+    dnn_shape base, s[RUNGS];
     int64_t longest = c->batch.max_document, need = 0, below = 0;
+    int n = 0;
     if (longest <= 0 || longest > LARGEST_ROWS || !shape_of(d, c, backward, &base))
         return 0;
     for (int i = 0; i < RUNGS && below < longest; i++) {
-        dnn_shape s = base;
-        below = rows_of(i, backward);
-        const dnn_plan *p = set_rows(&s, below) ? dnn_plan_make(d, &s) : NULL;
-        int64_t bytes = p ? areas_of(&s, p, c->batch.tokens).total : 0;
+        below = rows_of(i, &base);
+        s[n] = base;
+        n += set_rows(&s[n], below);
+    }
+    dnn_plans_make(d, s, n);
+    for (int i = 0; i < n; i++) {
+        const dnn_plan *p = dnn_plan_find(d, &s[i]);
+        int64_t bytes = p ? areas_of(&s[i], p, c->batch.tokens).total : 0;
         need = bytes > need ? bytes : need;
     }
     return need;
@@ -173,13 +183,23 @@ static __global__ void __launch_bounds__(TABLE_THREADS)
         starts[t * stride + i] = docs.start[i] * s.ld[t];
 }
 
+/* dq starts from zero in every row of the launch, and of documents in between. */
+static bool clear_dq_sum(cuda_queue *q, const rung *r, const documents *docs, char *work)
+{
+    int64_t row = r->shape.ld[DNN_DQ_SUM] * 4, from = docs->start[0], to = docs->start[docs->n];
+    return row == 0 || cuda_ok(q->device,
+                               cudaMemsetAsync(work + r->at.dq_sum + from * row, 0,
+                                               (size_t)((to - from) * row), q->stream),
+                               "clearing dq");
+}
+
 static bool launch(cuda_queue *q, const mt_op_call *c, const rung *r, const documents *docs,
                    char *work)
 {
     cuda_device *d = q->device;
     const mt_attn_attr *attr = (const mt_attn_attr *)c->attr;
     const dnn_shape *s = &r->shape;
-    const int tensors = s->backward ? DNN_TENSORS : DNN_FORWARD_TENSORS;
+    const int tensors = dnn_tensors(s);
     const mt_tensor *lse = &c->aux[0];
     dnn_launch l = {};
     int32_t *lengths = (int32_t *)(work + r->at.lengths);
@@ -188,7 +208,7 @@ static bool launch(cuda_queue *q, const mt_op_call *c, const rung *r, const docu
     memcpy(by.ld, s->ld, sizeof by.ld);
     tables_kernel<<<1, TABLE_THREADS, 0, q->stream>>>(*docs, by, (int)s->documents, tensors,
                                                       lengths, starts, r->at.starts_stride);
-    if (!cuda_launched(d, "tables of documents"))
+    if (!cuda_launched(d, "tables of documents") || !clear_dq_sum(q, r, docs, work))
         return false;
     for (int i = 0; i < tensors; i++)
         l.starts[i] = starts + i * r->at.starts_stride;
@@ -203,7 +223,9 @@ static bool launch(cuda_queue *q, const mt_op_call *c, const rung *r, const docu
         for (int i = 0; i < tensors; i++) {
             bool of_keys = i == DNN_K || i == DNN_V || i == DNN_DK || i == DNN_DV;
             bool of_scores = i == DNN_Q || i == DNN_K || i == DNN_DQ || i == DNN_DK;
-            if (i != DNN_LSE)
+            if (i == DNN_DQ_SUM)
+                l.data[i] = work + r->at.dq_sum;
+            else if (i != DNN_LSE)
                 l.data[i] = (bf16 *)tensor_of(c, i)->data +
                             (int64_t)(of_keys ? kv : head) * (of_scores ? s->qk_dim : s->v_dim);
         }
@@ -235,13 +257,13 @@ static bool find_rungs(const cuda_device *d, const mt_op_call *c, bool backward,
     int n = 0;
     if (!start || longest <= 0 || longest > LARGEST_ROWS || !shape_of(d, c, backward, &base))
         return false;
-    for (int i = 0; i < (backward ? DNN_TENSORS : DNN_FORWARD_TENSORS); i++)
+    for (int i = 0; i < (backward ? DNN_CALL_TENSORS : DNN_FORWARD_TENSORS); i++)
         if ((uintptr_t)tensor_of(c, i)->data % 16)
             return false;
     for (; n < RUNGS && below < longest; n++) {
         rung *r = &ret[n];
         r->shape = base;
-        below = rows_of(n, backward);
+        below = rows_of(n, &base);
         r->plan = set_rows(&r->shape, below) ? dnn_plan_find(d, &r->shape) : NULL;
         if (r->plan) {
             r->at = areas_of(&r->shape, r->plan, c->batch.tokens);

@@ -162,6 +162,11 @@ typedef struct mt_backend {
      * struct_size ends before it, or that has NULL here, trains with FP32 gradients only. [main],
      * enqueues */
     void (*narrow)(void *device, void *queue, uint16_t *dst, float *x, int64_t n);
+
+    /* May results differ in their last bits from run to run where that is faster? Not after open().
+     * Called before any workspace() whose call will run so. A backend whose struct_size ends before
+     * it, or that has NULL here, has nothing to gain: its results repeat either way. [main] */
+    void (*set_deterministic)(void *device, bool on);
 } mt_backend;
 
 #ifdef __cplusplus
