@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* What to evaluate: the checkpoint named, else the run's newest, else the pretrained model that the
  * run would begin with. */
@@ -73,11 +74,34 @@ static mt_status evaluate(run_manifest *run, const char *checkpoint, session *s)
     return st;
 }
 
+/* Reads the run with `data`, where it is not NULL, as its validation data. */
+static int read_run(const cli_command *self, char **words, int n_words, const char *data,
+                    run_manifest **ret)
+{
+    char whole[] = "data.validation_split=null", *held_out = NULL;
+    if (!data || n_words < 1)
+        return cli_read_run(self, words, n_words, ret);
+    char **all = calloc((size_t)n_words + 2, sizeof *all);
+    int rc = CLI_FAILED;
+    if (!all || asprintf(&held_out, "data.validation_files='%s'", data) < 0) {
+        rc = cli_exit(status_nomem("the path of the data", strlen(data)));
+    } else {
+        memcpy(all, words, (size_t)n_words * sizeof *all);
+        all[n_words] = held_out;
+        all[n_words + 1] = whole;
+        rc = cli_read_run(self, all, n_words + 2, ret);
+    }
+    free(held_out);
+    free(all);
+    return rc;
+}
+
 static int run_eval(const cli_command *self, int argc, char **argv)
 {
     cli_list dirs = { 0 };
-    const char *checkpoint = NULL;
+    const char *checkpoint = NULL, *data = NULL;
     const cli_option options[] = {
+        { "data", CLI_TEXT, &data, "FILE", "evaluate on this file, or pattern, instead" },
         { "checkpoint", CLI_TEXT, &checkpoint, "PATH",
           "a checkpoint, model or run folder (default: the run's newest)" },
         CLI_PLUGIN_DIR(&dirs),
@@ -86,7 +110,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
     int words = 0, rc = cli_parse(self, options, argc, argv, &words);
     run_manifest *run = NULL;
     if (rc == CLI_GO_ON)
-        rc = cli_read_run(self, argv, words, &run);
+        rc = read_run(self, argv, words, data, &run);
     if (rc != CLI_GO_ON)
         return rc;
 
@@ -107,7 +131,8 @@ const cli_command cli_eval = {
     .brief = "measure a checkpoint's validation loss",
     .help = "Measures the mean loss over the validation split of RUN.yaml's data: of the run's\n"
             "newest checkpoint, of --checkpoint, or of the pretrained model when the run has not\n"
-            "begun. The loss is in nats a token (a byte where the loader reads bytes).",
+            "begun. With --data it is over all of that file instead. The loss is in nats a token\n"
+            "(a byte where the loader reads bytes).",
     .example = "example: evaluate an earlier checkpoint on all validation data\n"
                "  megatrain eval runs/shakespeare.yaml train.eval_batches=0 "
                "--checkpoint runs/shakespeare/checkpoints/step-001000",

@@ -216,8 +216,10 @@ static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tok
 
 mt_status session_make_plan(session *s, const run_manifest *run, bool training)
 {
+    int64_t documents =
+        run->packing == RUN_PACKING_NONE ? 1 : run->micro_batch_size * run->max_seq_len;
     return plan_run(s, run, run->micro_batch_size * run->max_seq_len,
-                    run->gradient_accumulation_steps, data_max_documents(s->train), training);
+                    run->gradient_accumulation_steps, documents, training);
 }
 
 mt_status session_make_step_plan(session *s, const run_manifest *run, int64_t micro_tokens,
@@ -270,7 +272,7 @@ mt_status session_open_run(session *s, run_manifest *run, bool training)
     if (st == MT_OK)
         st = open_tokenizer(s, run);
     if (st == MT_OK)
-        st = session_open_data(s, run);
+        st = session_open_data(s, run, training);
     if (st == MT_OK)
         st = run_check_plugin_keys(run);
     if (st == MT_OK)

@@ -114,9 +114,9 @@ mt_status session_find_records(const mt_data **ret);
  * data; split, length and seed are the caller's to set. */
 mt_data_request session_data_request(const session *s, const mt_config *keys);
 
-/* Opens the training stream and looks at the validation split; checks the data against the model.
- * Needs the model, and the tokenizer where there is one. */
-mt_status session_open_data(session *s, const run_manifest *run);
+/* Opens the training stream, if the run is to train, and looks at the validation split; checks the
+ * data against the model. Needs the model, and the tokenizer where there is one. */
+mt_status session_open_data(session *s, const run_manifest *run, bool training);
 
 /* All of the above for a run, groups of parameters, then its plan: what train, plan and eval begin
  * with. Checks that every key of the manifest was known to someone. */

@@ -329,7 +329,7 @@ static mt_status count_batches(session *s, const run_manifest *run, void *stream
     return s->data->seek(stream, 0, 0);
 }
 
-mt_status session_open_data(session *s, const run_manifest *run)
+mt_status session_open_data(session *s, const run_manifest *run, bool training)
 {
     if (s->model->max_positions > 0 && run->max_seq_len > s->model->max_positions) {
         const mt_config *c = config_section(run->config, "data");
@@ -358,7 +358,7 @@ mt_status session_open_data(session *s, const run_manifest *run)
     s->data->size(stream, &s->validation_documents, &tokens);
     st = check_stream(s, run, stream);
     s->data->close(stream);
-    if (st != MT_OK)
+    if (st != MT_OK || !training)
         return st;
 
     st = open_stream(s, run, MT_SPLIT_TRAIN, &stream);

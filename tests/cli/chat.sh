@@ -114,8 +114,11 @@ check 'a message from the standard input' grep -qx 'Blue, like the sky.' out
 "$megatrain" generate run --chat --prompt-file - --temperature 0 --device cpu <prompt.txt >out 2>err
 check 'the same, said so' grep -qx 'Blue, like the sky.' out
 
-# The tokenizer and the format are the run's; a checkpoint that is moved away needs to be told.
+# The tokenizer and the format are the run's. Its checkpoints carry the tokenizer; one without needs
+# to be told.
 cp -r run/checkpoints/step-000060 moved
+check 'a checkpoint carries the tokenizer that the run was given' cmp model/tokenizer.json moved/tokenizer.json
+rm moved/tokenizer*.json
 expect 1 'no tokenizer beside it' '--tokenizer' -- generate moved --prompt a
 cp model/* moved
 expect 1 'does not say how it was taught' '--chat-format' -- generate moved --chat --prompt a
