@@ -91,22 +91,30 @@ static void put_units(const printer *out, const plan *p)
     }
 }
 
-/* "12 units are streamed in segments: their dense part, then 4 experts at a time". */
+/* Which units are streamed in segments, and which are larger than a segment is to be all the same.
+ */
 static void put_segments(const printer *out, const plan *p)
 {
     char b[32];
-    int32_t units = 0, most = 0;
+    int32_t cut = 0, most = 0, whole = 0;
     int64_t largest = 0, esize = mt_dtype_size(p->request.compute);
     for (int32_t u = 0; u < p->m->n_units; u++) {
         const tpl_plan *t = p->tpl[u];
-        units += t->n_segments > 1;
+        if (t->n_segments == 1) {
+            whole += t->weight_bytes > p->segment_bytes;
+            continue;
+        }
+        cut++;
         most = t->n_segments > most ? t->n_segments : most;
-        if (t->n_segments > 1 && t->buffer_elems > largest)
-            largest = t->buffer_elems;
+        largest = t->buffer_elems > largest ? t->buffer_elems : largest;
     }
-    if (units)
+    if (cut)
         put(out, "segments: %d unit%s streamed by their experts, in up to %d segments of up to %s",
-            units, units == 1 ? " is" : "s are", most, human(largest * esize, b, sizeof b));
+            cut, cut == 1 ? " is" : "s are", most, human(largest * esize, b, sizeof b));
+    if (whole && p->request.segment_bytes > 0)
+        put(out,
+            "segments: %d unit%s larger than memory.segment_size, but without experts to stream by",
+            whole, whole == 1 ? " is" : "s are");
 }
 
 void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *text), void *arg)
