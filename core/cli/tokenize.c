@@ -10,7 +10,7 @@
 #include "../train/human.h"
 #include "../train/session.h"
 #include "cli.h"
-#include "utf8.h"
+#include "token_text.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -126,25 +126,15 @@ static void print_piece(const char *p, int64_t n)
             printf("\\x%02x", (unsigned char)p[i]);
 }
 
-/* The bytes of token `i` where it stands: what a pair gives less what its first one gives, since a
- * tokenizer may treat the first token of a text in its own way. */
-static mt_status show_piece(const tokenize_tools *t, const int32_t *id, int64_t i)
+/* A tokenizer may treat the first token of a text in its own way. */
+static void show_piece(const tokenize_tools *t, int32_t id, bool first)
 {
-    int64_t from = i ? i - 1 : 0, skip = 0;
-    if (i)
-        skip = t->iface->decode(t->tokenizer, &id[from], 1, 0, NULL, 0);
-    int64_t n = t->iface->decode(t->tokenizer, &id[from], i - from + 1, 0, NULL, 0);
-    if (n < 0 || skip < 0)
-        return (mt_status)(n < 0 ? n : skip);
-    char *text = malloc((size_t)n + 1);
-    if (!text)
-        return status_nomem("a token", (size_t)n + 1);
-    t->iface->decode(t->tokenizer, &id[from], i - from + 1, 0, text, n);
-    printf("%d\t", id[i]);
-    print_piece(text + skip, n > skip ? n - skip : 0);
+    char text[TOKEN_TEXT_ROOM];
+    int64_t n = first ? t->iface->decode(t->tokenizer, &id, 1, 0, text, sizeof text)
+                      : token_text(t->iface, t->tokenizer, id, 0, text);
+    printf("%d\t", id);
+    print_piece(text, n < TOKEN_TEXT_ROOM ? n : TOKEN_TEXT_ROOM);
     putchar('\n');
-    free(text);
-    return MT_OK;
 }
 
 static mt_status show_ids(const tokenize_tools *t, const request *q, const char *text, size_t n)
@@ -153,9 +143,9 @@ static mt_status show_ids(const tokenize_tools *t, const request *q, const char 
     mt_status st = tokenize_add(t, text, (int64_t)n, &ids);
     if (st == MT_OK && q->count)
         printf("%lld\n", (long long)ids.n);
-    for (int64_t i = 0; i < ids.n && st == MT_OK && !q->count; i++) {
+    for (int64_t i = 0; i < ids.n && !q->count; i++) {
         if (q->pieces)
-            st = show_piece(t, ids.id, i);
+            show_piece(t, ids.id[i], i == 0);
         else
             printf("%d\n", ids.id[i]);
     }
