@@ -63,6 +63,20 @@ chmod -R u+w more
 sed -i 's/"num_nextn_predict_layers": 1/"num_nextn_predict_layers": 0/' more/config.json
 expect 1 'model.layers.3.' -- export more -o x
 
+# Qwen3-Next: projections packed by head and a convolution's middle dimension come out as they went
+# in; Qwen 3.5: the language model by itself, experts fused.
+qwen=$source_root/tests/oracle/fixtures/qwen
+expect 0 -- export "$qwen/qwen3_next" -o next
+check 'in_proj_qkvz: packed' grep -aq '"model.layers.0.linear_attn.in_proj_qkvz.weight":{"dtype":"BF16","shape":\[224,24\]' next/model.safetensors
+check 'in_proj_ba: packed' grep -aq '"model.layers.0.linear_attn.in_proj_ba.weight":{"dtype":"BF16","shape":\[8,24\]' next/model.safetensors
+check 'conv1d: three dimensions' grep -aq '"model.layers.0.linear_attn.conv1d.weight":{"dtype":"BF16","shape":\[152,1,4\]' next/model.safetensors
+expect 0 '0 parameters have no tensor, 0 tensors no parameter' -- inspect next
+expect 0 -- export next -o next-again
+check 'next again: other bytes' cmp next/model.safetensors next-again/model.safetensors
+expect 0 -- export "$qwen/qwen3_5_moe" -o moe
+check 'experts: fused' grep -aq '"model.layers.0.mlp.experts.gate_up_proj":{"dtype":"BF16","shape":\[6,12,24\]' moe/model.safetensors
+check 'no vision, no layer more' bash -c '! grep -aqE "visual|mtp" moe/model.safetensors'
+
 # A model manifest: an untrained model, the one that training would begin with.
 write_text text.txt
 write_model model.yaml

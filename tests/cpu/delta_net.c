@@ -185,6 +185,8 @@ static void decay(void)
     op_data_free(&d);
     op_check_gradients(&c, 27, 1e-6);
     op_check_fast(&c, 28, 1e-6, 1e-2);
+    c.in[1].stat = c.in[2].stat = true; /* streamed in FP32 */
+    op_check_fast(&c, 28, 1e-6, 1e-2);
 }
 
 static const mt_delta_attr square = { 2, 2, 8, 8, 1e-6, 0.35 };

@@ -55,6 +55,19 @@ BUILD(gathered_alias, mt_output(b, 0, mt_embedding(b, mt_alias(b, "w", 5, 5)));)
 BUILD(negative,
       mt_output(b, 0, mt_linear(b, mt_input(b, 0, H), mt_matrix(b, "w", -4, H, 0.1), MT_NONE));)
 
+BUILD(exact_norm, mt_rmsnorm_attr norm = { 1e-6, MT_NORM_ROUND_THEN_SCALE, 1 };
+      mt_output(b, 0,
+                mt_rmsnorm(b, mt_input(b, 0, H), mt_exact_vector(b, "w", H, MT_INIT_ONES), &norm));)
+BUILD(exact_alias, mt_param_info p = { .struct_size = sizeof p, .name = "w", .rows = 5, .cols = H };
+      p.flags = MT_PARAM_ALIAS | MT_PARAM_STREAM_F32;
+      mt_output(b, 0, mt_linear(b, mt_input(b, 0, H), b->api->param(b, &p), MT_NONE));)
+BUILD(short_conv,
+      mt_output(b, 0, mt_causal_conv(b, mt_input(b, 0, H), mt_matrix(b, "w", H - 1, 4, 0.1)));)
+BUILD(delta_heads, mt_val x = mt_input(b, 0, 6);
+      mt_output(b, 0, mt_gated_delta(b, x, x, x, x, x, &(mt_delta_attr){ 2, 3, 3, 2, 1e-6, 1 }));)
+BUILD(delta_gate, mt_val x = mt_input(b, 0, 6), y = mt_input(b, 1, 2);
+      mt_output(b, 0, mt_gated_delta(b, x, x, x, y, y, &(mt_delta_attr){ 2, 2, 3, 3, 1e-6, 1 }));)
+
 static void builder(void)
 {
     refused(no_output, "no output");
@@ -71,6 +84,12 @@ static void builder(void)
     refused(own_text, "only 3 experts");
     refused(gathered_alias, "a gathered table cannot be an alias");
     refused(negative, "shape [-4, 10] cannot be");
+    refused(exact_norm, "'rmsnorm' does not take parameter 'w' in FP32");
+    refused(exact_alias, "an alias cannot be streamed in FP32");
+    refused(short_conv, "the weight must have a row for each of 10 columns");
+    refused(delta_heads, "3 v heads of 2 do not divide into 2 k heads of 3");
+    refused(delta_gate, "g must be an activation of 2 columns with a row a token, in the "
+                        "statistics dtype");
 }
 
 /* ---- models -----------------------------------------------------------------------------------

@@ -320,7 +320,7 @@ static mt_status delta_net(mt_builder *b, const void *arch, const void *arg)
     mt_val beta = mt_linear(b, x, weight(b, "b", a->v_heads, H), MT_NONE);
     mt_val decay = mt_linear(b, x, weight(b, "a", a->v_heads, H), MT_NONE);
     qkv = mt_act(b, mt_causal_conv(b, qkv, weight(b, "conv", 2 * keys + values, 3)), &silu);
-    decay = mt_log_decay(b, decay, mt_vector(b, "a_log", a->v_heads, MT_INIT_ZEROS),
+    decay = mt_log_decay(b, decay, mt_exact_vector(b, "a_log", a->v_heads, MT_INIT_ZEROS),
                          mt_vector(b, "dt_bias", a->v_heads, MT_INIT_ONES));
     beta = mt_act(b, beta, &(mt_act_attr){ .kind = MT_ACT_SIGMOID });
     mt_val o = mt_gated_delta(b, mt_slice(b, qkv, 1, 0, keys), mt_slice(b, qkv, 1, keys, keys),
