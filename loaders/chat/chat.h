@@ -30,11 +30,13 @@ typedef enum chat_system {
 
 /* What becomes of what an assistant thought (mt_message.reasoning, or <think> in its content). */
 typedef enum chat_thinking {
-    CHAT_THINKING_NONE,  /* the format has no place for it */
-    CHAT_THINKING_QWEN3, /* shown after the last user's turn, empty there if there was none; cut
-                            from the content of earlier turns */
-    CHAT_THINKING_LAST,  /* shown in the last turn of a conversation that ends with it */
-    CHAT_THINKING_CUT    /* never shown, and cut from the content */
+    CHAT_THINKING_NONE,    /* the format has no place for it */
+    CHAT_THINKING_QWEN3,   /* shown after the last user's turn, empty there if there was none; cut
+                              from the content of earlier turns */
+    CHAT_THINKING_QWEN3_5, /* shown in every turn after the last user's; cut from earlier ones; all
+                              texts lose the white space around them */
+    CHAT_THINKING_LAST,    /* shown in the last turn of a conversation that ends with it */
+    CHAT_THINKING_CUT      /* never shown, and cut from the content */
 } chat_thinking;
 
 enum {
@@ -42,8 +44,9 @@ enum {
     CHAT_TRIM_USER = 1u << 1,   /* applied before a system message is joined to it ... */
     CHAT_TRIM_JOINED = 1u << 2, /* ... or after */
     CHAT_TRIM_ASSISTANT = 1u << 3,
-    CHAT_ALTERNATE = 1u << 4,        /* after the system's, turns are user, assistant, user ... */
-    CHAT_SKIP_EMPTY_SYSTEM = 1u << 5 /* an empty system message leaves no turn */
+    CHAT_TRIM_TOOL = 1u << 4,
+    CHAT_ALTERNATE = 1u << 5,        /* after the system's, turns are user, assistant, user ... */
+    CHAT_SKIP_EMPTY_SYSTEM = 1u << 6 /* an empty system message leaves no turn */
 };
 
 /* A format. Strings are literal but for {content}, {system}, {reasoning}, and {bos} and {eos}: the

@@ -15,9 +15,18 @@
 #define CHATML_TURNS                                                                               \
     .system = IM("system"), .user = IM("user"), .assistant = IM("assistant"),                      \
     .prompt = "<|im_start|>assistant\n", .tokens = { "<|im_start|>", "<|im_end|>" }
+#define QWEN3_THOUGHT                                                                              \
+    "<|im_start|>assistant\n<think>\n{reasoning}\n</think>\n\n{content}<|im_end|>\n"
 #define QWEN_TOOLS                                                                                 \
     .tools_before = "<|im_start|>user", .tool = "\n<tool_response>\n{content}\n</tool_response>",  \
     .tools_after = "<|im_end|>\n"
+
+/* Qwen 3.5 and 3.6: the generation prompt opens the thought, or holds an empty one. */
+#define QWEN3_5_TURNS                                                                              \
+    QWEN_TOOLS, .first_system = IM("system"), .user = IM("user"), .assistant = IM("assistant"),    \
+                .thought = QWEN3_THOUGHT, .tokens = { "<|im_start|>", "<|im_end|>" },              \
+                .placement = CHAT_SYSTEM_FIRST, .thinking = CHAT_THINKING_QWEN3_5,                 \
+                .flags = CHAT_TRIM_SYSTEM | CHAT_TRIM_USER | CHAT_TRIM_TOOL
 
 #define LLAMA3_TURNS                                                                               \
     .begin = "{bos}", .system = EOT("system"), .user = EOT("user"), .assistant = EOT("assistant"), \
@@ -54,9 +63,13 @@ const chat_format chat_formats[] = {
     { .name = "qwen3",
       CHATML_TURNS,
       QWEN_TOOLS,
-      .thought = "<|im_start|>assistant\n<think>\n{reasoning}\n</think>\n\n{content}<|im_end|>\n",
+      .thought = QWEN3_THOUGHT,
       .thinking = CHAT_THINKING_QWEN3 },
     { .name = "qwen3-instruct", CHATML_TURNS, QWEN_TOOLS },
+    { .name = "qwen3.5", QWEN3_5_TURNS, .prompt = "<|im_start|>assistant\n<think>\n" },
+    { .name = "qwen3.5-nothink",
+      QWEN3_5_TURNS,
+      .prompt = "<|im_start|>assistant\n<think>\n\n</think>\n\n" },
 
     { .name = "llama-2",
       .joined = "<<SYS>>\n{system}\n<</SYS>>\n\n{content}",

@@ -41,6 +41,9 @@ static const struct known {
     { 0x5a33498785c53d45, "qwen3" },             /* hfjs:Qwen/Qwen3-0.6B */
     { 0xa04c0d765923822c, "qwen3-instruct" },    /* trl:qwen3_instruct_2507 */
     { 0xa11e5c229baddc8f, "qwen3-instruct" },    /* trl:qwen3_instruct_2507_training */
+    { 0xa69ea3477483e007, "qwen3.5" },           /* trl:qwen3_5_think */
+    { 0xfb03378d1eea9c51, "qwen3.5" },           /* trl:qwen3_6 */
+    { 0xa0b456ecee016ab3, "qwen3.5-nothink" },   /* trl:qwen3_5_nothink */
     { 0x1db34e9fc60441d8, "zephyr" },            /* hfjs:HuggingFaceH4/zephyr-7b-beta */
 };
 
@@ -50,6 +53,7 @@ static const struct markers {
     const char *all[3];
 } markers[] = {
     { "harmony", { "<|start|>", "<|channel|>", "<|message|>" } },
+    { "qwen3.5", { "<|im_start|>", "<think>", "System message must be at the beginning." } },
     { "qwen3", { "<|im_start|>", "<think>", "reasoning_content" } },
     { "qwen2.5", { "<|im_start|>", "You are Qwen, created by Alibaba Cloud." } },
     { "qwen2", { "<|im_start|>", "You are a helpful assistant." } },

@@ -78,12 +78,15 @@ void chat_parse(const void *self, const char *p, int64_t n, mt_message *ret)
 {
     const chat *c = self;
     const chat_answer *patterns[] = { &c->thought, &c->assistant };
+    const char *prompt = c->format->prompt ? c->format->prompt : "";
     part text = { p, n };
     *ret = (mt_message){ .role = "assistant", .content = p };
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
         if (!patterns[i]->pattern)
             continue;
         shape s = shape_of(patterns[i]);
+        if (s.thinks && prompt[patterns[i]->begin])
+            continue; /* the prompt has closed the thought */
         if (may_start_with(text, s.before))
             return;
         bool starts = starts_with(text, s.before);

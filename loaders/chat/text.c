@@ -182,14 +182,21 @@ static void put_pattern(const rendering *r, const char *pattern, const slots *s)
         put_range(r->c, r->t, pattern, 0, (int64_t)strlen(pattern), s);
 }
 
+/* A prompt that holds more than the start of the pattern, such as an empty thought, has given all
+ * of that where the turn begins so. */
 static void put_answer_turn(const rendering *r, const chat_answer *a, const slots *s, bool trained)
 {
-    put_range(r->c, r->t, a->pattern, 0, a->begin, s);
-    int64_t begin = r->t->n;
-    put_range(r->c, r->t, a->pattern, a->begin, a->end, s);
+    chat_text *t = r->t;
+    const char *prompt = r->c->format->prompt ? r->c->format->prompt : "";
+    int64_t turn = t->n, given = (int64_t)strlen(prompt);
+    put_range(r->c, t, a->pattern, 0, a->begin, s);
+    int64_t begin = t->n;
+    put_range(r->c, t, a->pattern, a->begin, a->end, s);
+    if (t->n - turn > given && memcmp(t->bytes + turn, prompt, (size_t)given) == 0)
+        begin = turn + given;
     if (trained)
-        put_answer(r->t, begin, r->t->n);
-    put_range(r->c, r->t, a->pattern, a->end, a->n, s);
+        put_answer(t, begin, t->n);
+    put_range(r->c, t, a->pattern, a->end, a->n, s);
 }
 
 /* ---- which messages a format can express ----------------------------------------------------- */
@@ -233,6 +240,8 @@ static mt_status check_message(const rendering *r, int64_t i, int64_t turn)
             return chat_fail(MT_ERR_UNSUPPORTED,
                              "message %lld: chat format '%s' has no tool results here", at,
                              f->name);
+        if (i == 0)
+            return chat_fail(MT_ERR_INVALID, "message 1: a tool's result that nobody asked for");
         return MT_OK;
     case ROLE_USER:
     case ROLE_ASSISTANT:
@@ -334,6 +343,15 @@ static void cut_thought(view *content, view *ret_reasoning)
     *content = (view){ last, end - last };
 }
 
+/* As Qwen's templates cut it. */
+static void cut_qwen_thought(slots *s)
+{
+    int64_t whole = s->content.n;
+    cut_thought(&s->content, &s->reasoning);
+    if (s->content.n != whole)
+        s->content = trim_lines_before(s->content);
+}
+
 static void put_assistant(const rendering *r, int64_t i)
 {
     const chat *c = r->c;
@@ -356,17 +374,21 @@ static void put_assistant(const rendering *r, int64_t i)
         cut_thought(&s.content, &s.reasoning);
         break;
     case CHAT_THINKING_QWEN3:
-        if (!given) {
-            int64_t whole = s.content.n;
-            cut_thought(&s.content, &s.reasoning);
-            if (s.content.n != whole)
-                s.content = trim_lines_before(s.content);
-        }
+        if (!given)
+            cut_qwen_thought(&s);
         if (i > r->query && (last || s.reasoning.n > 0)) {
             s.reasoning = trim_lines_before(trim_lines_after(s.reasoning));
             s.content = trim_lines_before(s.content);
             a = &c->thought;
         }
+        break;
+    case CHAT_THINKING_QWEN3_5:
+        s.content = trim(s.content);
+        if (!given)
+            cut_qwen_thought(&s);
+        s.reasoning = trim(s.reasoning);
+        if (i > r->query)
+            a = &c->thought;
         break;
     }
     if (c->format->flags & CHAT_TRIM_ASSISTANT)
@@ -378,7 +400,9 @@ static void put_assistant(const rendering *r, int64_t i)
 static void put_tool(const rendering *r, int64_t i)
 {
     const chat_format *f = r->c->format;
-    const slots s = { .content = content_of(&r->messages[i]) };
+    slots s = { .content = content_of(&r->messages[i]) };
+    if (f->flags & CHAT_TRIM_TOOL)
+        s.content = trim(s.content);
     if (i == 0 || role_of(&r->messages[i - 1]) != ROLE_TOOL)
         put_pattern(r, f->tools_before, &s);
     put_pattern(r, f->tool, &s);
@@ -386,15 +410,19 @@ static void put_tool(const rendering *r, int64_t i)
         put_pattern(r, f->tools_after, &s);
 }
 
-/* To Qwen 3, a user's message that is a tool's result in disguise asks for nothing. */
+/* To Qwen 3 and 3.5, a user's message that is a tool's result in disguise asks for nothing. */
 static bool is_query(const chat *c, const mt_message *m)
 {
     static const char open[] = "<tool_response>", close[] = "</tool_response>";
+    chat_thinking thinking = c->format->thinking;
     view v = content_of(m);
     if (role_of(m) != ROLE_USER)
         return false;
-    return c->format->thinking != CHAT_THINKING_QWEN3 ||
-           !(starts_with(v.p, v.p + v.n, open) && v.n >= (int64_t)sizeof close - 1 &&
+    if (thinking == CHAT_THINKING_QWEN3_5)
+        v = trim(v);
+    else if (thinking != CHAT_THINKING_QWEN3)
+        return true;
+    return !(starts_with(v.p, v.p + v.n, open) && v.n >= (int64_t)sizeof close - 1 &&
              memcmp(v.p + v.n - (sizeof close - 1), close, sizeof close - 1) == 0);
 }
 
@@ -416,6 +444,9 @@ mt_status chat_render(const chat *c, const mt_message *messages, int64_t n, bool
     if (st != MT_OK)
         return st;
     r.query = last_query(&r);
+    if (f->thinking == CHAT_THINKING_QWEN3_5 && !is_query(c, &messages[r.query]))
+        return chat_fail(MT_ERR_INVALID, "in chat format '%s' a user must ask for something",
+                         f->name);
     put_pattern(&r, f->begin, &none);
     if (f->default_system && role_of(&messages[0]) != ROLE_SYSTEM)
         put_system(&r, (view){ f->default_system, (int64_t)strlen(f->default_system) }, true);

@@ -151,6 +151,14 @@ static void trained_by_hand(void)
                  "<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\n[B<|im_end|>]\n"
                  "<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n"
                  "[<think>\n\n</think>\n\nD<|im_end|>]\n");
+    check_marked("qwen3.5", "", "<|im_end|>",
+                 "<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\n[B<|im_end|>]\n"
+                 "<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n"
+                 "<think>\n[\n</think>\n\nD<|im_end|>]\n");
+    check_marked("qwen3.5-nothink", "", "<|im_end|>",
+                 "<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\n[B<|im_end|>]\n"
+                 "<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n"
+                 "<think>\n\n</think>\n\n[D<|im_end|>]\n");
     check_marked("llama-2", "<s>", "</s>",
                  "<s>[INST] A [/INST][ B </s>]<s>[INST] C [/INST][ D </s>]");
     check_marked("mistral-v1", "<s>", "</s>",
@@ -247,6 +255,8 @@ static void answers(void)
     check_parsed("qwen3", "Hello", NULL, "Hello");
     check_parsed("qwen3", "<think>\n\n</think>\n\nHello", "", "Hello");
     check_parsed("qwen3", "<think>\nhm\n</think>\n\nHello", "hm", "Hello");
+    check_parsed("qwen3.5", "hm\n</think>\n\nHello", "hm", "Hello");
+    check_parsed("qwen3.5-nothink", "Hello", NULL, "Hello");
     check_parsed("deepseek-r1", "hm\n</think>\n\nHello", "hm", "Hello");
     check_parsed("harmony", "<|channel|>final<|message|>Hello", NULL, "Hello");
     check_parsed("harmony",

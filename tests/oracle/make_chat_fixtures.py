@@ -120,6 +120,8 @@ FORMATS = {
     "qwen3": ("", "<|im_end|>", ["trl:qwen3", "hfjs:Qwen/Qwen3-0.6B"]),
     "qwen3-instruct": ("", "<|im_end|>", ["trl:qwen3_instruct_2507",
                                           "trl:qwen3_instruct_2507_training"]),
+    "qwen3.5": ("", "<|im_end|>", ["trl:qwen3_5_think", "trl:qwen3_6", "hfjs:Qwen/Qwen3.5-4B"]),
+    "qwen3.5-nothink": ("", "<|im_end|>", ["trl:qwen3_5_nothink"]),
     "llama-2": (BOS, EOS, ["json:llama2"]),
     "llama-3": ("<|begin_of_text|>", "<|eot_id|>", ["trl:llama3", "test:Llama-3", "trl:llama3_training"]),
     "llama-3.1": ("<|begin_of_text|>", "<|eot_id|>",
@@ -152,23 +154,27 @@ FORMATS = {
     "plain": (BOS, EOS, ["own:plain"]),
 }
 MARKED = {"qwen2.5": "qwen2_5_training", "qwen3": "qwen3_training",
-          "qwen3-instruct": "qwen3_instruct_2507_training", "llama-3": "llama3_training",
+          "qwen3-instruct": "qwen3_instruct_2507_training",
+          "qwen3.5": "qwen3_5_think_training", "qwen3.5-nothink": "qwen3_5_nothink_training",
+          "llama-3": "llama3_training",
           "gemma": "gemma_training", "gemma-3": "gemma3_training",
           "deepseek-r1": "deepseekv3_training", "harmony": "gptoss_training"}
 # What TRL trains besides: text of the generation prompt, and line ends between turns. Here neither
 # is: the model will have been given the one, and will have ended its turn before the other.
-GIVEN = {"qwen2.5": "\n", "deepseek-r1": "<｜Assistant｜>", "harmony": "<|start|>assistant"}
-BETWEEN = {"qwen2.5": "\n", "qwen3": "\n", "qwen3-instruct": "\n", "gemma": "\n", "gemma-3": "\n"}
+GIVEN = {"qwen2.5": "\n", "qwen3.5": "<think>\n", "qwen3.5-nothink": "<think>\n\n</think>\n\n",
+          "deepseek-r1": "<｜Assistant｜>", "harmony": "<|start|>assistant"}
+BETWEEN = {"qwen2.5": "\n", "qwen3.5": "\n", "qwen3.5-nothink": "\n",
+            "qwen3": "\n", "qwen3-instruct": "\n", "gemma": "\n", "gemma-3": "\n"}
 # Some templates lose a system message that is not the first, one that no user's message follows, or
 # tool results: here such a dialogue is refused.
 JOINED = {"llama-2", "mistral-v1", "mistral-v3", "mistral-v3-tekken", "gemma-3"}
 SYSTEM_ANYWHERE = {"chatml", "qwen2", "qwen2.5", "qwen3", "qwen3-instruct", "llama-3", "llama-3.1",
                    "mistral-v7", "mistral-v7-tekken", "deepseek-v2", "zephyr", "plain"}
-TOOLS = {"chatml", "qwen2", "qwen2.5", "qwen3", "qwen3-instruct"}
+TOOLS = {"chatml", "qwen2", "qwen2.5", "qwen3", "qwen3-instruct", "qwen3.5", "qwen3.5-nothink"}
 
 # The tokenizer of each format, of those in fixtures/tokenizer.
 STYLES = {"chatml": "qwen", "qwen2": "qwen", "qwen2.5": "qwen", "qwen3": "qwen",
-          "qwen3-instruct": "qwen", "llama-2": "llama2", "llama-3": "llama3",
+          "qwen3-instruct": "qwen", "qwen3.5": "qwen", "qwen3.5-nothink": "qwen", "llama-2": "llama2", "llama-3": "llama3",
           "llama-3.1": "llama3", "mistral-v0": "llama2", "mistral-v1": "llama2",
           "mistral-v3": "mistral-first", "mistral-v3-tekken": "tekken",
           "mistral-v7": "mistral-first", "mistral-v7-tekken": "tekken", "gemma": "gemma",
@@ -277,7 +283,7 @@ def render(template, messages, prompt, bos, eos, marked=False):
 def expressible(name, messages):
     """What the templates refuse, or should have."""
     roles = [m["role"] for m in messages]
-    if "tool" in roles and name not in TOOLS:
+    if "tool" in roles and (name not in TOOLS or roles[0] == "tool"):
         return False
     if name in JOINED and set(roles) == {"system"}:
         return False
@@ -296,6 +302,8 @@ def case(name, template, messages, prompt, bos, eos):
 def strip_answers(name, text, answers):
     for begin, end in answers:
         given, between = GIVEN.get(name, ""), BETWEEN.get(name, "")
+        if name == "qwen3.5-nothink" and not text[begin:end].startswith(given):
+            given = "<think>\n"  # a thought that is not empty
         assert text[begin:end].startswith(given) and text[begin:end].endswith(between)
         yield [begin + len(given), end - len(between)]
 
@@ -387,8 +395,8 @@ def main():
                     marked, answers = render(sources.trl(MARKED[name]), made[d], prompt, bos, eos, True)
                     if marked == text:
                         answers = list(strip_answers(name, text, answers))
-                    else:  # TRL's template for Qwen 3 keeps every thought
-                        assert name == "qwen3", (name, d)
+                    else:  # TRL's templates for Qwen keep every thought
+                        assert name in ("qwen3", "qwen3.5", "qwen3.5-nothink"), (name, d)
                         answers = None
                 elif name not in TOOLS:
                     answers = find_answers(name, sources.get(templates[0]), made[d], text, bos, eos)
