@@ -91,8 +91,6 @@ static __global__ void __launch_bounds__(FLASH_THREADS, flash_blocks(DQ + DV))
     extern __shared__ __align__(16) unsigned char dynamic[];
     bf16 *q_tile = reinterpret_cast<bf16 *>(dynamic);
     bf16 *g_tile = q_tile + ROWS * tile<DQ>::ld;
-    bf16 *k_tiles = g_tile + ROWS * tile<DV>::ld;
-    bf16 *v_tiles = k_tiles + stages * BN * tile<DQ>::ld;
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int head = (int)blockIdx.x, kv = head / a.group;
     int64_t row0 = (int64_t)(gridDim.y - 1 - blockIdx.y) * ROWS;
@@ -102,8 +100,6 @@ static __global__ void __launch_bounds__(FLASH_THREADS, flash_blocks(DQ + DV))
     load_tile<DV>(g_tile, static_cast<const bf16 *>(a.d_out) + row0 * a.d_out_ld + head * a.v_dim,
                   a.d_out_ld, ROWS, n, a.v_dim, vectors);
     const int64_t from = a.low[row0], to = row0 + n, all_low = a.low[row0 + n - 1];
-    const bf16 *k_head = static_cast<const bf16 *>(a.k) + (int64_t)kv * a.qk_dim;
-    const bf16 *v_head = static_cast<const bf16 *>(a.v) + (int64_t)kv * a.v_dim;
     const grad_score grad(a);
     float lse_2[2] = { 0, 0 }, delta[2] = { 0, 0 }, sum[DQ / 8][4] = {};
     int64_t low[2] = { INT32_MAX, INT32_MAX };
@@ -118,26 +114,10 @@ static __global__ void __launch_bounds__(FLASH_THREADS, flash_blocks(DQ + DV))
         }
     }
 
-    auto fetch = [&](int64_t key, int stage) {
-        load_tile<DQ>(k_tiles + stage * BN * tile<DQ>::ld, k_head + key * a.k_ld, a.k_ld, BN,
-                      to - key, a.qk_dim, vectors);
-        load_tile<DV>(v_tiles + stage * BN * tile<DV>::ld, v_head + key * a.v_ld, a.v_ld, BN,
-                      to - key, a.v_dim, vectors);
-        copies_commit();
-    };
-
-    fetch(from, 0);
-    int stage = 0;
+    key_tiles<DQ, DV, BN> keys(a, kv, from, to, g_tile + ROWS * tile<DV>::ld, stages, vectors);
     for (int64_t key = from; key < to; key += BN) {
-        if (stages == 2 && key + BN < to) {
-            fetch(key + BN, stage ^ 1);
-            copies_wait<1>();
-        } else {
-            copies_wait<0>();
-        }
-        __syncthreads();
-        const bf16 *k_tile = k_tiles + stage * BN * tile<DQ>::ld;
-        const bf16 *v_tile = v_tiles + stage * BN * tile<DV>::ld;
+        keys.wait(key);
+        const bf16 *k_tile = keys.k(), *v_tile = keys.v();
         float s[BN / 8][4] = {}, dp[BN / 8][4] = {};
         product<DQ, BN>(s, q_tile, warp * 16, k_tile);
         product<DV, BN>(dp, g_tile, warp * 16, v_tile);
@@ -152,11 +132,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, flash_blocks(DQ + DV))
                 grad(s[j][e], dp[j][e], lse_2[r], delta[r], whole || (at >= low[r] && at <= row));
             }
         product_of_scores<BN, DQ>(sum, dp, k_tile);
-        __syncthreads();
-        if (stages == 2)
-            stage ^= 1;
-        else if (key + BN < to)
-            fetch(key + BN, 0);
+        keys.done(key);
     }
 
 #pragma unroll

@@ -14,8 +14,6 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     extern __shared__ __align__(16) unsigned char dynamic[];
     __shared__ int32_t low[BM];
     bf16 *q_tile = reinterpret_cast<bf16 *>(dynamic);
-    bf16 *k_tiles = q_tile + BM * tile<DQ>::ld;
-    bf16 *v_tiles = k_tiles + stages * BN * tile<DQ>::ld;
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int head = (int)blockIdx.x, kv = head / a.group;
     /* The last rows see most keys: they start first. */
@@ -27,8 +25,6 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         low[i] = i < n ? (int32_t)lowest_key(a, row0 + i) : INT32_MAX;
     __syncthreads();
     const int64_t from = low[0], to = a.first + row0 + n, all_low = low[n - 1];
-    const bf16 *k_head = static_cast<const bf16 *>(a.k) + (int64_t)kv * a.qk_dim;
-    const bf16 *v_head = static_cast<const bf16 *>(a.v) + (int64_t)kv * a.v_dim;
 
     /* Scores are kept as products q . k where there is no softcap; e^score = 2^(mult * kept). */
     const float scale = (float)a.scale, cap = (float)a.softcap;
@@ -48,26 +44,10 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
             total[m][r] = a.sinks && (lane & 3) == 0 ? 1.0f : 0.0f;
         }
 
-    auto fetch = [&](int64_t key, int stage) {
-        load_tile<DQ>(k_tiles + stage * BN * tile<DQ>::ld, k_head + key * a.k_ld, a.k_ld, BN,
-                      to - key, a.qk_dim, vectors);
-        load_tile<DV>(v_tiles + stage * BN * tile<DV>::ld, v_head + key * a.v_ld, a.v_ld, BN,
-                      to - key, a.v_dim, vectors);
-        copies_commit();
-    };
-
-    fetch(from, 0);
-    int stage = 0;
+    key_tiles<DQ, DV, BN> keys(a, kv, from, to, q_tile + BM * tile<DQ>::ld, stages, vectors);
     for (int64_t key = from; key < to; key += BN) {
-        if (stages == 2 && key + BN < to) {
-            fetch(key + BN, stage ^ 1);
-            copies_wait<1>();
-        } else {
-            copies_wait<0>();
-        }
-        __syncthreads();
-        const bf16 *k_tile = k_tiles + stage * BN * tile<DQ>::ld;
-        const bf16 *v_tile = v_tiles + stage * BN * tile<DV>::ld;
+        keys.wait(key);
+        const bf16 *k_tile = keys.k(), *v_tile = keys.v();
 
         float s[MT][BN / 8][4] = {};
 #pragma unroll
@@ -163,11 +143,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
                 }
             }
         }
-        __syncthreads();
-        if (stages == 2)
-            stage ^= 1;
-        else if (key + BN < to)
-            fetch(key + BN, 0);
+        keys.done(key);
     }
 
 #pragma unroll

@@ -76,6 +76,67 @@ __device__ __forceinline__ void load_tile(bf16 *to, const bf16 *from, int64_t ld
     }
 }
 
+/* Keys and values of a head on their way through shared memory, BN rows at a time: where there are
+ * two stages, the next rows arrive while these are at work. */
+template <int DQ, int DV, int BN> struct key_tiles {
+    const bf16 *k_head, *v_head;
+    bf16 *k_tiles, *v_tiles; /* [stages][BN] rows */
+    int64_t k_ld, v_ld, to;
+    int qk_dim, v_dim, stages, stage;
+    bool vectors;
+
+    /* `memory` has room for all stages of both. Fetches the rows from `from` on, none from `to`. */
+    __device__ __forceinline__ key_tiles(const attn_args &a, int kv, int64_t from, int64_t to,
+                                         bf16 *memory, int stages, bool vectors)
+        : k_head(static_cast<const bf16 *>(a.k) + (int64_t)kv * a.qk_dim),
+          v_head(static_cast<const bf16 *>(a.v) + (int64_t)kv * a.v_dim), k_tiles(memory),
+          v_tiles(memory + stages * BN * tile<DQ>::ld), k_ld(a.k_ld), v_ld(a.v_ld), to(to),
+          qk_dim(a.qk_dim), v_dim(a.v_dim), stages(stages), stage(0), vectors(vectors)
+    {
+        fetch(from, 0);
+    }
+
+    __device__ __forceinline__ void fetch(int64_t key, int into)
+    {
+        load_tile<DQ>(k_tiles + into * BN * tile<DQ>::ld, k_head + key * k_ld, k_ld, BN, to - key,
+                      qk_dim, vectors);
+        load_tile<DV>(v_tiles + into * BN * tile<DV>::ld, v_head + key * v_ld, v_ld, BN, to - key,
+                      v_dim, vectors);
+        copies_commit();
+    }
+
+    /* Rows key .. key + BN - 1 are there for all threads, in k() and v(). */
+    __device__ __forceinline__ void wait(int64_t key)
+    {
+        if (stages == 2 && key + BN < to) {
+            fetch(key + BN, stage ^ 1);
+            copies_wait<1>();
+        } else {
+            copies_wait<0>();
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ const bf16 *k(void) const
+    {
+        return k_tiles + stage * BN * tile<DQ>::ld;
+    }
+    __device__ __forceinline__ const bf16 *v(void) const
+    {
+        return v_tiles + stage * BN * tile<DV>::ld;
+    }
+
+    /* All threads are through with the rows from `key` on. */
+    __device__ __forceinline__ void done(int64_t key)
+    {
+        __syncthreads();
+        if (stages == 2)
+            stage ^= 1;
+        else if (key + BN < to)
+            fetch(key + BN, 0);
+    }
+};
+
 /* The 16 x 16 left operand at (row, col) of a tile. */
 template <int D>
 __device__ __forceinline__ void left_operand(const bf16 *t, int row, int col, uint32_t *a)
