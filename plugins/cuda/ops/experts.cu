@@ -90,53 +90,40 @@ static __global__ void __launch_bounds__(EXPERT_THREADS) weigh_kernel(rows_of a)
     }
 }
 
-template <typename T, int V>
-static void spread_launch(cuda_queue *q, const rows_of &a, unsigned tokens)
+typedef void rows_kernel(rows_of a);
+
+static void launch(cuda_queue *q, const rows_of &a, int64_t tokens, int picks, rows_kernel *kernel)
 {
-    if (a.w)
-        spread_kernel<T, V, true><<<tokens, EXPERT_THREADS, 0, q->stream>>>(a);
-    else
-        spread_kernel<T, V, false><<<tokens, EXPERT_THREADS, 0, q->stream>>>(a);
+    dim3 grid((unsigned)tokens, (unsigned)picks);
+    kernel<<<grid, EXPERT_THREADS, 0, q->stream>>>(a);
 }
 
 template <typename T>
-static void spread(cuda_queue *q, const rows_of &a, int64_t tokens, bool vectors)
+static void spread(cuda_queue *q, const rows_of &a, int64_t tokens, bool aligned)
 {
     const int wide = vector_of<T>::width;
-    if (vectors && a.cols % wide == 0)
-        spread_launch<T, wide>(q, a, (unsigned)tokens);
-    else
-        spread_launch<T, 1>(q, a, (unsigned)tokens);
-}
-
-template <typename T, int V>
-static void collect_launch(cuda_queue *q, const rows_of &a, unsigned tokens)
-{
-    if (a.w)
-        collect_kernel<T, V, true><<<tokens, EXPERT_THREADS, 0, q->stream>>>(a);
-    else
-        collect_kernel<T, V, false><<<tokens, EXPERT_THREADS, 0, q->stream>>>(a);
+    bool vectors = aligned && a.cols % wide == 0;
+    rows_kernel *weighed = vectors ? spread_kernel<T, wide, true> : spread_kernel<T, 1, true>;
+    rows_kernel *plain = vectors ? spread_kernel<T, wide, false> : spread_kernel<T, 1, false>;
+    launch(q, a, tokens, 1, a.w ? weighed : plain);
 }
 
 template <typename T>
-static void collect(cuda_queue *q, const rows_of &a, int64_t tokens, bool vectors)
+static void collect(cuda_queue *q, const rows_of &a, int64_t tokens, bool aligned)
 {
     const int wide = vector_of<T>::width;
-    if (vectors && a.cols % wide == 0)
-        collect_launch<T, wide>(q, a, (unsigned)tokens);
-    else
-        collect_launch<T, 1>(q, a, (unsigned)tokens);
+    bool vectors = aligned && a.cols % wide == 0;
+    rows_kernel *weighed = vectors ? collect_kernel<T, wide, true> : collect_kernel<T, 1, true>;
+    rows_kernel *plain = vectors ? collect_kernel<T, wide, false> : collect_kernel<T, 1, false>;
+    launch(q, a, tokens, 1, a.w ? weighed : plain);
 }
 
 template <typename T>
-static void weigh(cuda_queue *q, const rows_of &a, int64_t tokens, bool vectors)
+static void weigh(cuda_queue *q, const rows_of &a, int64_t tokens, bool aligned)
 {
     const int wide = vector_of<T>::width;
-    dim3 grid((unsigned)tokens, (unsigned)a.k);
-    if (vectors && a.cols % wide == 0)
-        weigh_kernel<T, wide><<<grid, EXPERT_THREADS, 0, q->stream>>>(a);
-    else
-        weigh_kernel<T, 1><<<grid, EXPERT_THREADS, 0, q->stream>>>(a);
+    bool vectors = aligned && a.cols % wide == 0;
+    launch(q, a, tokens, a.k, vectors ? weigh_kernel<T, wide> : weigh_kernel<T, 1>);
 }
 
 static rows_of rows_by_slot(const mt_tensor *slots, int64_t cols)
