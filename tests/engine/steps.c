@@ -203,6 +203,46 @@ static void cutting_a_step_changes_nothing(void)
     }
 }
 
+/* What stands in one document of a micro-batch is nothing to the others: with the first one's
+ * targets ignored, neither loss nor any gradient depends on its tokens. */
+static void documents_do_not_see_each_other(void)
+{
+    for (int tied = 0; tied < 2; tied++) {
+        world_options o = training(MT_F32);
+        world w;
+        o.tied = tied;
+        o.request.micro_batches = 1;
+        world_open(&o, &w);
+        step_batch *b = world_batch(11, 1, 24, 3, WORLD_VOCAB);
+        micro_batch *m = &b->micro[0];
+        CHECK(m->documents > 1, "%d documents", (int)m->documents);
+        for (int32_t t = 0; t < m->doc_starts[1]; t++) {
+            bool counted = m->targets[t] >= 0;
+            m->n_targets -= counted;
+            b->n_targets -= counted;
+            m->targets[t] = -100;
+        }
+        double before, after;
+        float *want = world_gradients(&w, b, &before);
+        for (int32_t t = 0; t < m->doc_starts[1]; t++)
+            m->ids[t] = (m->ids[t] + 1 + t) % WORLD_VOCAB;
+        float *got = world_gradients(&w, b, &after);
+        CHECK(before == after, "tied %d: loss %.17g, with another neighbour %.17g", tied, before,
+              after);
+        CHECK(difference(want, got, w.m->total_params) == 0, "tied %d: %g", tied,
+              difference(want, got, w.m->total_params));
+        /* The other way round it must differ, or nothing was compared. */
+        m->ids[m->doc_starts[1]] = (m->ids[m->doc_starts[1]] + 1) % WORLD_VOCAB;
+        free(got);
+        got = world_gradients(&w, b, &after);
+        CHECK(before != after && difference(want, got, w.m->total_params) > 0, "tied %d", tied);
+        free(want);
+        free(got);
+        world_batch_free(b);
+        world_close(&w);
+    }
+}
+
 static void a_tied_gradient_is_the_sum(void)
 {
     world_options o = training(MT_F32);
@@ -521,6 +561,7 @@ int main(void)
     RUN(device_sums_do_not_depend_on_groups);
     RUN(bf16_gradients_are_rounded_once);
     RUN(cutting_a_step_changes_nothing);
+    RUN(documents_do_not_see_each_other);
     RUN(a_tied_gradient_is_the_sum);
     RUN(the_norm_covers_each_parameter_once);
     RUN(an_infinite_weight_changes_no_state);
