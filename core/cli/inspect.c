@@ -19,6 +19,7 @@ typedef struct weights_facts {
     int64_t tensors, files, elems, bytes;
     int64_t missing, unknown; /* parameters without a tensor, tensors without a parameter */
     bool dtype[MT_DTYPE_COUNT];
+    int32_t first_missing; /* index of a parameter; with missing > 0 */
 } weights_facts;
 
 static int64_t unit_params(const model *m, int32_t unit)
@@ -101,6 +102,7 @@ static mt_status read_weights(const model *m, const char *path, weights_facts *r
     }
     if (st == MT_OK) {
         f.missing = w->missing;
+        f.first_missing = w->first_missing;
         *ret = f;
     }
     weights_match_destroy(w);
@@ -227,10 +229,23 @@ static mt_status print_json(const session *s, const char *path, const weights_fa
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
+/* What is incomplete is shown, and is a failure all the same: it cannot be loaded. */
+static mt_status check_complete(const session *s, const weights_facts *f)
+{
+    if (f->missing == 0)
+        return MT_OK;
+    fflush(stdout);
+    return status_set(
+        MT_ERR_FORMAT,
+        "%s: incomplete: %lld of the model's parameters have no tensor, '%s' the first "
+        "of them; get the missing files",
+        s->source.weights, (long long)f->missing, s->model->params[f->first_missing].name);
+}
+
 static mt_status inspect(const char *path, bool json, session *s)
 {
     char found[RUN_FOLDER_PATH];
-    weights_facts facts;
+    weights_facts facts = { 0 };
     mt_status st = run_folder_find_model(path, found);
     if (st == MT_OK)
         st = session_open_model(s, found);
@@ -238,12 +253,13 @@ static mt_status inspect(const char *path, bool json, session *s)
         st = read_weights(s->model, s->source.weights, &facts);
     if (st != MT_OK)
         return st;
-    if (json)
-        return print_json(s, found, s->source.weights ? &facts : NULL);
-    print_model(s, found);
-    if (s->source.weights)
+    if (json && (st = print_json(s, found, s->source.weights ? &facts : NULL)) != MT_OK)
+        return st;
+    if (!json)
+        print_model(s, found);
+    if (!json && s->source.weights)
         print_weights(s->source.weights, &facts);
-    return MT_OK;
+    return check_complete(s, &facts);
 }
 
 static int run_inspect(const cli_command *self, int argc, char **argv)

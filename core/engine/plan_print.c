@@ -126,9 +126,10 @@ void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *t
     put(&out, "%.3f M parameters in %d units, compute %s", (double)p->m->total_params * 1e-6,
         p->m->n_units, mt_dtype_name(r->compute));
     put(&out,
-        "step: %lld micro-batches of %lld tokens in %lld group%s of up to %lld; %d weight buffers",
-        (long long)r->micro_batches, (long long)r->micro_tokens, (long long)p->groups,
-        p->groups == 1 ? "" : "s", (long long)p->group_batches, p->weight_buffers);
+        "step: %lld micro-batch%s of %lld tokens in %lld group%s of up to %lld; %d weight buffers",
+        (long long)r->micro_batches, r->micro_batches == 1 ? "" : "es", (long long)r->micro_tokens,
+        (long long)p->groups, p->groups == 1 ? "" : "s", (long long)p->group_batches,
+        p->weight_buffers);
     if (p->segment_bytes)
         put_segments(&out, p);
     if (p->held)

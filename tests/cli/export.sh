@@ -91,6 +91,13 @@ check 'made: the weights' cmp made/model.safetensors drawn/checkpoints/step-0000
 expect 1 'has weights of its own' -- export made -o x --init random
 expect 1 'text.txt: is no tokenizer.json' -- export model.yaml -o x --init random --tokenizer text.txt
 
+# A folder that lacks a tensor is shown as such.
+cp -r bf16 lacking
+chmod -R u+w lacking
+sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' lacking/config.json
+expect 1 'parameters have no tensor, 0 tensors no parameter' "'model.layers.2." 'the first of them' -- inspect lacking
+expect 1 "'model.layers.2." -- inspect lacking --json
+
 # What is refused, and leaves nothing.
 expect 1 'lies in the checkpoint drawn/checkpoints/step-000001' -- export drawn -o drawn/checkpoints/step-000001/x
 expect 1 'the folder is not empty' -- export tied -o bf16
