@@ -276,7 +276,7 @@ static mt_status reserve_symbols(tok_bpe_scratch *s, int64_t n)
 
 /* ---- merging in place ----------------------------------------------------------------------- */
 
-enum { IN_PLACE = 96, NO_RANK = INT32_MAX };
+enum { IN_PLACE = 64, NO_RANK = INT32_MAX };
 
 static int32_t rank_of(const tok_bpe *b, const int32_t *id, int64_t i, int64_t n)
 {
@@ -294,9 +294,12 @@ static int64_t merge_in_place(const tok_bpe *b, int32_t *id, int64_t n)
         rank[i] = rank_of(b, id, i, n);
     for (;;) {
         int64_t best = 0;
-        for (int64_t i = 1; i < n; i++)
-            best = rank[i] < rank[best] ? i : best;
-        if (n == 0 || rank[best] == NO_RANK)
+        int32_t lowest = NO_RANK;
+        for (int64_t i = 0; i < n; i++) {
+            best = rank[i] < lowest ? i : best;
+            lowest = rank[i] < lowest ? rank[i] : lowest;
+        }
+        if (lowest == NO_RANK)
             return n;
         id[best] = find_merge(b, id[best], id[best + 1])->id;
         n--;
