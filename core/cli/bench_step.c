@@ -27,6 +27,7 @@ static const char *const keys[] = { "device=",
                                     "precision=",
                                     "threads=",
                                     "seed=",
+                                    "deterministic=",
                                     "optimizer.",
                                     "memory.",
                                     "train.max_grad_norm=",
@@ -34,7 +35,7 @@ static const char *const keys[] = { "device=",
                                     "train.learning_rate=",
                                     NULL };
 static const char key_names[] =
-    "device, precision, threads, seed, train.max_grad_norm, train.micro_batch_size, "
+    "device, precision, threads, seed, deterministic, train.max_grad_norm, train.micro_batch_size, "
     "train.learning_rate, memory.* and optimizer.*";
 
 /* ---- steps ----------------------------------------------------------------------------------- */

@@ -62,6 +62,7 @@ static const char *const keys[] = { "device=",
                                     "precision=",
                                     "threads=",
                                     "seed=",
+                                    "deterministic=",
                                     "memory.gpu=",
                                     "memory.host=",
                                     "memory.activations=",
@@ -70,7 +71,8 @@ static const char *const keys[] = { "device=",
                                     "train.micro_batch_size=",
                                     NULL };
 static const char key_names[] =
-    "device, precision, threads, seed, train.micro_batch_size, memory.gpu, memory.host, "
+    "device, precision, threads, seed, deterministic, train.micro_batch_size, memory.gpu, "
+    "memory.host, "
     "memory.activations, memory.weight_buffers and memory.gradient_dtype";
 
 /* ---- an optimizer that takes gradients and leaves weights alone ------------------------------ */

@@ -36,6 +36,10 @@ check 'every byte of the plan is listed' test "$(number device_bytes)" = \
 
 expect 0 '4 micro-batches of 64' 'no clipping' -- "${small[@]}" --tokens 256 train.micro_batch_size=1 \
     train.max_grad_norm=0 precision=bf16
+# Gradients that wait on the device for their norm need no plane either.
+expect 0 'deterministic: false changes nothing' 'making a store' -- "${small[@]}" --tokens 1k,64 \
+    train.micro_batch_size=1 memory.gradients=device deterministic=false
+check 'one store' test "$(grep -c 'making a store' out)" = 1
 # Several groups that are summed on the host need a gradient plane, one group without clipping none:
 # the store is made again.
 expect 0 ' groups, ' '64 tokens a step: 1 micro-batch of 64 in 1 group,' -- "${small[@]}" --tokens 1k,64 \
