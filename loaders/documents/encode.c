@@ -276,9 +276,9 @@ static void keep_last(record *r)
 static mt_status encode_turns(const encoder *e, record *r, token_list *out, char *reason)
 {
     if (!e->conversation)
-        return give(reason, MT_ERR_INVALID,
-                    "the record is a conversation, but the model has no chat format; name one "
-                    "with data.chat_format");
+        return give(reason, MT_ERR_INVALID, "the record is a conversation, but the model has no %s",
+                    e->tokenizer ? "chat format; name one with data.chat_format"
+                                 : "tokenizer; name one with data.tokenizer");
     if (e->train_on == TRAIN_LAST)
         keep_last(r);
     int64_t room = 256, n = 0;

@@ -89,7 +89,7 @@ void samples_free(samples *t)
 typedef struct cutter {
     const source *source;
     int64_t inputs;
-    doc_long policy;
+    doc_long policy; /* LONG_AUTO: by document, see policy_of */
     const char *folder;
     samples *table;
 } cutter;
@@ -118,6 +118,17 @@ static mt_status add(cutter *c, int64_t plane_index, int64_t from, int64_t to)
     return MT_OK;
 }
 
+/* Of a source with both, what is trained as a whole is text, which is split, and the rest are
+ * conversations. */
+static doc_long policy_of(const cutter *c, int64_t plane_index, int64_t from, int64_t to)
+{
+    if (c->policy != LONG_AUTO)
+        return c->policy;
+    const uint8_t *trained = c->source->planes[plane_index].trained;
+    bool whole = !trained || cache_count_trained(trained, from + 1, to) == to - from - 1;
+    return whole ? LONG_SPLIT : LONG_TRUNCATE;
+}
+
 static mt_status cut(cutter *c, int64_t plane_index, int64_t from, int64_t to)
 {
     samples *t = c->table;
@@ -127,12 +138,13 @@ static mt_status cut(cutter *c, int64_t plane_index, int64_t from, int64_t to)
     t->longest = n > t->longest ? n : t->longest;
     if (n - 1 <= c->inputs)
         return add(c, plane_index, from, to);
-    if (c->policy == LONG_DROP) {
+    doc_long policy = policy_of(c, plane_index, from, to);
+    if (policy == LONG_DROP) {
         t->dropped++;
         return MT_OK;
     }
     t->cut++;
-    if (c->policy == LONG_TRUNCATE)
+    if (policy == LONG_TRUNCATE)
         return add(c, plane_index, from, from + c->inputs + 1);
     mt_status status = MT_OK;
     for (int64_t at = from; at + 1 < to && !status; at += c->inputs)
@@ -212,7 +224,8 @@ mt_status samples_build(const source *s, int64_t inputs, doc_long policy, const 
                         samples *ret)
 {
     samples t = { .fd = -1 };
-    if (policy == LONG_AUTO)
+    bool both = s->conversations && s->text;
+    if (policy == LONG_AUTO && !both)
         policy = s->conversations ? LONG_TRUNCATE : LONG_SPLIT;
     cutter c = { s, inputs, policy, folder, &t };
     mt_status status = MT_OK;

@@ -31,7 +31,7 @@ typedef struct source {
     const char *format; /* for the log */
     int64_t skipped, untrained;
     bool records, text; /* of which kinds its files are, token files aside */
-    bool conversations; /* long documents are truncated where nothing else is said */
+    bool conversations; /* its records are: truncated where they are long and nothing is said */
 } source;
 
 /* Opens a dataset. `folder` is for caches, NULL for none. [main] */

@@ -258,6 +258,10 @@ static void long_documents(void)
     c = SUPPORT_CONFIG("files", "a.jsonl", IN_ORDER, "long_documents", "split");
     expect(&c, 3, "2[xyz] / z[</s>]"); /* without the piece that has no target */
     expect(&c, 2, "12[x] / x[yz] / z[</s>]");
+    /* Text beside it is split all the same. */
+    write_text("b.txt", "0123456");
+    c = SUPPORT_CONFIG("files.0", "a.jsonl", "files.1", "b.txt", IN_ORDER);
+    expect(&c, 4, "<s>012[x] / <s>[0123] / 3[456</s>]");
     log_set_level(MT_LOG_INFO);
     support_leave(folder);
 }
@@ -447,7 +451,11 @@ static void messages(void)
     with_chat = with_format = true;
     with_tokenizer = false;
     c = SUPPORT_CONFIG("files", "t.txt", IN_ORDER);
-    refuse(&c, "the model has no tokenizer; name one with data.tokenizer");
+    refuse(&c, "the data is text, but the model has no tokenizer; name one with data.tokenizer");
+    with_chat = false;
+    c = SUPPORT_CONFIG("files", "a.jsonl", IN_ORDER);
+    refuse(&c, "a conversation, but the model has no tokenizer; name one with data.tokenizer");
+    with_chat = true;
     c = SUPPORT_CONFIG("files", "ids.jsonl", IN_ORDER); /* these need none */
     void *s = must_open(&c, MT_SPLIT_TRAIN, 8, 0, 1);
     CHECK(d->vocab_size(s) == 70002, "%d", (int)d->vocab_size(s));
