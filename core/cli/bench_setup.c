@@ -93,7 +93,7 @@ int bench_check_counts(const cli_command *self, int64_t steps, int64_t document)
 {
     if (steps < 1 || steps > 100000)
         return cli_usage(self, "--steps must be from 1 to 100000, not %lld", (long long)steps);
-    if (document < 2 || document > 1 << 30)
+    if (document != 0 && (document < 2 || document > 1 << 30))
         return cli_usage(self, "--document must be at least 2 tokens, not %lld",
                          (long long)document);
     return CLI_GO_ON;
@@ -110,7 +110,8 @@ mt_status bench_read_words(char **words, int n, int64_t document, const char *fi
     if (!overrides)
         return status_nomem("overrides", ((size_t)n + 1) * sizeof *overrides);
     int count = 0;
-    snprintf(length, sizeof length, "data.max_seq_len=%lld", (long long)document);
+    snprintf(length, sizeof length, "data.max_seq_len=%lld",
+             (long long)(document ? document : BENCH_DOCUMENT));
     overrides[count++] = length;
     if (fixed) {
         snprintf(first, sizeof first, "%s", fixed);
@@ -123,12 +124,16 @@ mt_status bench_read_words(char **words, int n, int64_t document, const char *fi
     return st;
 }
 
-mt_status bench_open(session *s, const run_manifest *run)
+mt_status bench_open(session *s, int64_t document, run_manifest *run)
 {
     mt_status st = session_open_run_device(s, run);
     if (st == MT_OK)
         st = session_open_model(s, run->model);
-    if (st == MT_OK && s->model->max_positions > 0 && run->max_seq_len > s->model->max_positions)
+    if (st != MT_OK || s->model->max_positions <= 0 || run->max_seq_len <= s->model->max_positions)
+        return st;
+    if (document == 0)
+        run->max_seq_len = s->model->max_positions;
+    else
         st = status_set(MT_ERR_INVALID,
                         "--document %lld is more than the model's max_position_embeddings, %lld; "
                         "lower it",

@@ -9,7 +9,7 @@
 #include "../train/session.h"
 #include "cli.h"
 
-enum { BENCH_MAX_SIZES = 32 };
+enum { BENCH_MAX_SIZES = 32, BENCH_DOCUMENT = 1024 };
 
 /* Tokens of a step, for several steps. */
 typedef struct bench_sizes {
@@ -27,13 +27,14 @@ int bench_check_words(const cli_command *self, char **words, int n, const char *
                       const char *names);
 int bench_check_counts(const cli_command *self, int64_t steps, int64_t document);
 
-/* The run manifest of a model, words[0], with documents of `document` tokens. Overrides: first
- * `fixed` (NULL: none), then the other words. */
+/* The run manifest of a model, words[0], with documents of `document` tokens, 0: BENCH_DOCUMENT.
+ * Overrides: first `fixed` (NULL: none), then the other words. */
 mt_status bench_read_words(char **words, int n, int64_t document, const char *fixed,
                            run_manifest **ret);
 
-/* Opens device and model; documents must be within the model's positions. */
-mt_status bench_open(session *s, const run_manifest *run);
+/* Opens device and model. Documents must be within the model's positions; with a `document` of 0
+ * they are made as short as that. */
+mt_status bench_open(session *s, int64_t document, run_manifest *run);
 
 /* Packed documents of random tokens, each of which has to be predicted. */
 mt_status bench_make_batch(int64_t tokens, int64_t micro_tokens, int64_t document, int64_t vocab,

@@ -186,9 +186,9 @@ static mt_status bench(session *s, const run_manifest *run, const request *r, st
     return st;
 }
 
-static mt_status open_session(session *s, run_manifest *run)
+static mt_status open_session(session *s, int64_t document, run_manifest *run)
 {
-    mt_status st = bench_open(s, run);
+    mt_status st = bench_open(s, document, run);
     if (st == MT_OK)
         st = session_open_optim(s, run);
     return st == MT_OK ? run_check_plugin_keys(run) : st;
@@ -198,11 +198,12 @@ static int run_bench_step(const cli_command *self, int argc, char **argv)
 {
     cli_list dirs = { 0 };
     const char *tokens = "8k,32k", *json = NULL;
-    request r = { .steps = 3, .document = 1024 };
+    request r = { .steps = 3 };
     const cli_option options[] = {
         { "tokens", CLI_TEXT, &tokens, "LIST", "tokens of a step, several sizes (8k,32k)" },
         { "steps", CLI_INT, &r.steps, "N", "timed steps of each size, after one more (3)" },
-        { "document", CLI_INT, &r.document, "TOKENS", "length of the packed documents (1024)" },
+        { "document", CLI_INT, &r.document, "TOKENS",
+          "length of documents (1024, or the positions)" },
         { "json", CLI_TEXT, &json, "FILE", "write the figures as JSON as well" },
         { "trace", CLI_TEXT, &r.trace, "FILE", "write a timeline of the last size" },
         CLI_PLUGIN_DIR(&dirs),
@@ -225,7 +226,7 @@ static int run_bench_step(const cli_command *self, int argc, char **argv)
     if (st == MT_OK)
         st = bench_read_words(argv, words, r.document, NULL, &run);
     if (st == MT_OK)
-        st = open_session(&s, run);
+        st = open_session(&s, r.document, run);
     if (st == MT_OK)
         st = report_check(json);
     if (st == MT_OK) {

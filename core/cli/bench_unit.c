@@ -429,12 +429,13 @@ static int run_bench_unit(const cli_command *self, int argc, char **argv)
 {
     cli_list dirs = { 0 };
     const char *tokens = "8k,32k", *json = NULL;
-    request q = { .steps = 3, .document = 1024 };
+    request q = { .steps = 3 };
     const cli_option options[] = {
         { "unit", CLI_TEXT, &q.unit, "NAME", "a unit or a kind of unit (one of each kind)" },
         { "tokens", CLI_TEXT, &tokens, "LIST", "tokens of a step, several sizes (8k,32k)" },
         { "steps", CLI_INT, &q.steps, "N", "timed steps of each size, after one more (3)" },
-        { "document", CLI_INT, &q.document, "TOKENS", "length of the packed documents (1024)" },
+        { "document", CLI_INT, &q.document, "TOKENS",
+          "length of documents (1024, or the positions)" },
         { "json", CLI_TEXT, &json, "FILE", "write the figures as JSON as well" },
         CLI_PLUGIN_DIR(&dirs),
         { 0 }
@@ -456,7 +457,7 @@ static int run_bench_unit(const cli_command *self, int argc, char **argv)
     if (st == MT_OK)
         st = bench_read_words(argv, words, q.document, "train.max_grad_norm=0", &run);
     if (st == MT_OK)
-        st = bench_open(&s, run);
+        st = bench_open(&s, q.document, run);
     if (st == MT_OK)
         st = report_check(json);
     if (st == MT_OK) {

@@ -59,6 +59,7 @@ expect 2 'which model?' -- bench step
 expect 2 '--steps must be' -- "${small[@]}" --steps 0
 expect 2 '--document must be' -- bench step model.yaml --document 1
 expect 2 "unknown 'stp'; did you mean 'step'?" -- bench stp
+expect 0 'documents of 128 random tokens' -- bench step model.yaml device=cpu --steps 1 --tokens 256
 expect 1 'max_position_embeddings, 128' -- bench step model.yaml device=cpu --document 256
 expect 1 "names 'nothing.yaml', which does not exist" -- bench step nothing.yaml
 expect 1 'precision' -- "${small[@]}" precision=fp8
