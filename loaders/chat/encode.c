@@ -10,6 +10,12 @@
 
 #include <stdlib.h>
 
+/* Tokens of a text, in room that grows to the longest. */
+typedef struct id_list {
+    int32_t *ids;
+    int64_t room;
+} id_list;
+
 /* What is being written: the caller's arrays, with a count that goes on past their end. */
 typedef struct output {
     const chat *c;
@@ -17,9 +23,8 @@ typedef struct output {
     int32_t *tokens;
     uint8_t *trained;
     int64_t n, capacity;
-    int32_t *stretch; /* tokens of the stretch at hand */
-    int32_t *prefix;  /* scratch of the same size */
-    int64_t room;
+    id_list stretch; /* the one at hand */
+    id_list prefix;  /* its part before a border */
 } output;
 
 /* Bytes of a token within a text. Decoded twice minus once, so that a space which the tokenizer
@@ -32,39 +37,47 @@ static int64_t token_bytes(const chat *c, int32_t id)
     return two < 0 || one < 0 ? 0 : two - one;
 }
 
-static int64_t encode(const output *o, const char *p, int64_t bytes, int32_t *ret)
+/* Normalisation may make more tokens of a text than it has bytes: then it is encoded once more. */
+static int64_t encode(const chat *c, const char *p, int64_t bytes, id_list *ret)
 {
-    int64_t n = o->c->tokenizer->encode(o->c->tokens, p, bytes, 0, ret, o->room);
-    if (n > o->room)
-        return chat_fail(MT_ERR_INTERNAL,
-                         "the tokenizer made %lld tokens of %lld bytes; a chat format takes no "
-                         "more than %lld",
-                         (long long)n, (long long)bytes, (long long)o->room);
-    return n;
+    int64_t wanted = bytes + 64;
+    for (;;) {
+        if (ret->room < wanted) {
+            int32_t *grown = realloc(ret->ids, (size_t)wanted * sizeof *grown);
+            if (!grown)
+                return chat_nomem();
+            ret->ids = grown;
+            ret->room = wanted;
+        }
+        int64_t n = c->tokenizer->encode(c->tokens, p, bytes, 0, ret->ids, ret->room);
+        if (n <= ret->room)
+            return n;
+        wanted = n;
+    }
 }
 
 /* Index of the first of the stretch's `n` tokens that starts at or after byte `at` of it; below 0:
  * an mt_status. The text before the border is encoded by itself; where that is how the stretch
  * begins, the border lies between tokens, else bytes are counted from where the two part. */
-static int64_t token_at_byte(const output *o, const char *p, int64_t bytes, int64_t at, int64_t n)
+static int64_t token_at_byte(output *o, const char *p, int64_t bytes, int64_t at, int64_t n)
 {
     if (at == 0 || at == bytes)
         return at == 0 ? 0 : n;
-    int64_t n_prefix = encode(o, p, at, o->prefix), i = 0;
+    int64_t n_prefix = encode(o->c, p, at, &o->prefix), i = 0;
     if (n_prefix < 0)
         return n_prefix;
-    while (i < n && i < n_prefix && o->stretch[i] == o->prefix[i])
+    while (i < n && i < n_prefix && o->stretch.ids[i] == o->prefix.ids[i])
         i++;
     int64_t left = 0;
     for (int64_t k = i; k < n_prefix; k++)
-        left += token_bytes(o->c, o->prefix[k]);
+        left += token_bytes(o->c, o->prefix.ids[k]);
     for (; i < n && left > 0; i++)
-        left -= token_bytes(o->c, o->stretch[i]);
+        left -= token_bytes(o->c, o->stretch.ids[i]);
     return i;
 }
 
 /* Marks the tokens of answers within bytes [from, to) of the text, which are stretch[0..n). */
-static int64_t mark_answers(const output *o, int64_t from, int64_t to, int64_t n, int64_t *answer)
+static int64_t mark_answers(output *o, int64_t from, int64_t to, int64_t n, int64_t *answer)
 {
     const chat_text *t = o->text;
     const char *p = t->bytes + from;
@@ -87,11 +100,11 @@ static int64_t mark_answers(const output *o, int64_t from, int64_t to, int64_t n
 
 static int64_t encode_stretch(output *o, int64_t from, int64_t to, int64_t *answer)
 {
-    int64_t n = encode(o, o->text->bytes + from, to - from, o->stretch);
+    int64_t n = encode(o->c, o->text->bytes + from, to - from, &o->stretch);
     if (n < 0)
         return n;
     for (int64_t i = 0; i < n && o->n + i < o->capacity; i++) {
-        o->tokens[o->n + i] = o->stretch[i];
+        o->tokens[o->n + i] = o->stretch.ids[i];
         if (o->trained)
             o->trained[o->n + i] = 0;
     }
@@ -111,14 +124,6 @@ int64_t chat_encode(const void *self, const mt_message *messages, int64_t n, boo
     int64_t st = chat_render(self, messages, n, prompt, &text);
     if (st != MT_OK)
         goto out;
-    /* Normalisation may add a few bytes to every stretch, such as a space at its start. */
-    o.room = 2 * text.n + 64;
-    o.stretch = malloc((size_t)o.room * sizeof *o.stretch);
-    o.prefix = malloc((size_t)o.room * sizeof *o.prefix);
-    if (!o.stretch || !o.prefix) {
-        st = chat_nomem();
-        goto out;
-    }
     for (int64_t i = 0; i <= text.n_cuts && st == MT_OK; i++) {
         int64_t to = i < text.n_cuts ? text.cuts[i] : text.n;
         if (to > from)
@@ -126,8 +131,8 @@ int64_t chat_encode(const void *self, const mt_message *messages, int64_t n, boo
         from = to;
     }
 out:
-    free(o.stretch);
-    free(o.prefix);
+    free(o.stretch.ids);
+    free(o.prefix.ids);
     chat_text_free(&text);
     return st == MT_OK ? o.n : st;
 }

@@ -225,6 +225,43 @@ static void straddling_token(void)
     interface->close(t.chat);
 }
 
+/* As a normalizer may write one character as many: every z is five tokens. */
+static int64_t encode_fivefold(const void *self, const char *text, int64_t n, uint32_t flags,
+                               int32_t *ret_tokens, int64_t capacity)
+{
+    int32_t ids[MAX_TOKENS];
+    int64_t n_ids = toy_tokenizer.encode(self, text, n, flags, ids, MAX_TOKENS), count = 0;
+    for (int64_t i = 0; i < n_ids; i++)
+        for (int k = 0; k < (ids[i] == 'z' ? 5 : 1); k++, count++)
+            if (count < capacity)
+                ret_tokens[count] = ids[i];
+    return count;
+}
+
+static void more_tokens_than_bytes(void)
+{
+    enum { LETTERS = 200 };
+    mt_tokenizer fivefold = toy_tokenizer;
+    fivefold.encode = encode_fivefold;
+    const toy words = { .bos = "", .eos = "" };
+    char text[LETTERS + 1] = { 0 };
+    int32_t ids[MAX_TOKENS];
+    uint8_t trained[MAX_TOKENS];
+    memset(text, 'z', LETTERS);
+    void *chat = NULL;
+    CHECK(interface->open("chatml", &fivefold, &words, &chat) == MT_OK, "%s", status_text());
+    const mt_message turns[] = {
+        { .role = "user", .content = text, .n_content = LETTERS, .trained = true },
+        { .role = "assistant", .content = text, .n_content = LETTERS, .trained = true },
+    };
+    int64_t n = interface->encode(chat, turns, 2, false, ids, trained, MAX_TOKENS), marks = 0;
+    CHECK(n > 2 * 5 * LETTERS && n <= MAX_TOKENS, "%d tokens: %s", (int)n, status_text());
+    for (int64_t i = 0; i < n; i++)
+        marks += trained[i] && ids[i] == 'z';
+    CHECK(marks == 5 * LETTERS, "%d trained", (int)marks);
+    interface->close(chat);
+}
+
 /* ---- reading answers ------------------------------------------------------------------------- */
 
 static void check_parsed(const char *format, const char *text, const char *reasoning,
@@ -466,6 +503,7 @@ int main(int argc, char **argv)
     RUN(trained_by_hand);
     RUN(turns_that_are_not_trained);
     RUN(straddling_token);
+    RUN(more_tokens_than_bytes);
     RUN(answers);
     RUN(answers_that_grow);
     RUN(stops);
