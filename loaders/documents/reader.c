@@ -21,6 +21,7 @@ typedef enum cutting { CUT_LINES, CUT_ARRAY, CUT_WHOLE, CUT_BLANK_LINES, CUT_LIT
 typedef struct array_state {
     bool opened, closed; /* the array's own brackets */
     bool wants_comma;    /* after an element */
+    bool wants_element;  /* after a comma */
     bool started, ended; /* an element; `ended` by its own bracket */
     int64_t depth;
     bool in_string, escaped;
@@ -201,6 +202,11 @@ static mt_status skip_between(reader *r, const char *p, size_t n, size_t *i)
                             (long long)r->line);
         } else if (!a->opened) { /* known to be '[' */
             a->opened = true;
+        } else if ((c == ']' && a->wants_element) || (c == ',' && !a->wants_comma)) {
+            return doc_fail(MT_ERR_FORMAT,
+                            "%s:%lld: expected an element of the array, found '%c'; remove the "
+                            "comma too many, or put in what is missing",
+                            path_of(r), (long long)r->line, c);
         } else if (c == ']') {
             a->closed = true;
         } else if (a->wants_comma && c != ',') {
@@ -210,6 +216,7 @@ static mt_status skip_between(reader *r, const char *p, size_t n, size_t *i)
                             path_of(r), (long long)r->line, c);
         } else if (a->wants_comma) {
             a->wants_comma = false;
+            a->wants_element = true;
         } else {
             break;
         }
@@ -235,7 +242,7 @@ static mt_status find_element(reader *r, const char *p, size_t n, found *ret)
         i++;
     r->scanned = i;
     if (i < n) {
-        a->started = a->ended = false;
+        a->started = a->ended = a->wants_element = false;
         a->wants_comma = true;
         *ret = (found){ true, 0, i, i };
     } else if (r->at_end && !a->closed) {

@@ -84,6 +84,12 @@ static void arrays_and_lines(void)
     refuse(&c, "a.json:2: the file ends inside its array");
     write_text("a.json", "[{\"text\": \"x\"}, {\"text\": \"y}]");
     refuse(&c, "a.json:1: the file ends inside its array");
+    write_text("a.json", "[{\"text\": \"x\"},\n]");
+    refuse(&c, "a.json:2: expected an element of the array, found ']'");
+    write_text("a.json", "[{\"text\": \"x\"},, {\"text\": \"y\"}]");
+    refuse(&c, "a.json:1: expected an element of the array, found ','");
+    write_text("a.json", "[, {\"text\": \"x\"}]");
+    refuse(&c, "a.json:1: expected an element of the array, found ','");
     write_text("a.json", "[{\"text\": \"x\"}]\nmore");
     refuse(&c, "a.json:2: text after the end");
     support_leave(folder);
