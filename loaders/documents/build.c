@@ -5,6 +5,7 @@
  * by the ring, whatever the size of the files.
  */
 #include "build.h"
+#include "folder.h"
 #include "reader.h"
 
 #include <pthread.h>
@@ -379,6 +380,19 @@ static mt_status choose_format(builder *b)
     return b->shape.format == FORMAT_ALPACA ? encoder_use_alpaca(q->encoder) : MT_OK;
 }
 
+/* A cache must not outlive, under the key of what its files held, what it was made of. */
+static mt_status check_files(const build_request *q)
+{
+    uint64_t content = 0;
+    mt_status status =
+        q->folder ? folder_hash_files(q->folder, &q->dataset->files, &content) : MT_OK;
+    if (status || !q->folder || content == q->content)
+        return status;
+    return doc_fail(MT_ERR_IO,
+                    "%s: changed while %s was tokenised; try again once the data is complete",
+                    q->dataset->files.items[0].path, q->dataset->key);
+}
+
 mt_status build_cache(const build_request *request, cache *ret)
 {
     const doc_dataset *d = request->dataset;
@@ -397,6 +411,8 @@ mt_status build_cache(const build_request *request, cache *ret)
         status = start(&b);
     if (!status)
         status = run(&b);
+    if (!status)
+        status = check_files(request);
     stop(&b);
     if (!status) {
         status = cache_finish(b.out, &b.facts, ret);

@@ -16,6 +16,7 @@ typedef struct build_request {
     encoder *encoder;   /* gets a conversation for alpaca records where the model has none */
     const char *folder; /* of caches; NULL: none is kept */
     uint64_t key;
+    uint64_t content; /* hash of the files when the key was made */
 } build_request;
 
 /* Tokenises everything and maps the result. [main] */

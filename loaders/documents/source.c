@@ -23,7 +23,7 @@ static void add_text(XXH3_state_t *s, const char *text)
 
 /* Everything that decides what is in a cache. max_seq_len does not: documents are kept whole. */
 static mt_status make_key(const doc_options *o, const doc_dataset *d, const encoder *e,
-                          const char *folder, uint64_t *ret)
+                          const char *folder, uint64_t *ret, uint64_t *ret_content)
 {
     uint64_t content;
     mt_status status = folder_hash_files(folder, &d->files, &content);
@@ -43,6 +43,7 @@ static mt_status make_key(const doc_options *o, const doc_dataset *d, const enco
     add_number(s, o->skip_errors);
     add_text(s, o->separator);
     *ret = XXH3_64bits_digest(s);
+    *ret_content = content;
     XXH3_freeState(s);
     return MT_OK;
 }
@@ -123,16 +124,16 @@ static mt_status open_cache(const mt_data_request *r, const doc_options *o, cons
                             const char *folder, source *s)
 {
     encoder e = { 0 };
-    uint64_t key = 0;
+    uint64_t key = 0, content = 0;
     mt_status status = encoder_init(r, o, &e);
     if (status)
         return status;
     if (folder)
-        status = make_key(o, d, &e, folder, &key);
+        status = make_key(o, d, &e, folder, &key, &content);
     if (!status)
         status = folder ? cache_open(folder, key, &s->cache) : MT_ERR_NOT_FOUND;
     if (status == MT_ERR_NOT_FOUND) {
-        const build_request build = { r->config, o, d, &e, folder, key };
+        const build_request build = { r->config, o, d, &e, folder, key, content };
         status = make_cache(&build, &s->cache);
     }
     encoder_finish(&e);

@@ -460,6 +460,32 @@ static void what_makes_a_cache_stale(void)
     support_leave(folder);
 }
 
+static void write_on(const char *text, int64_t n)
+{
+    if (n == 3 && memcmp(text, "one", 3) == 0)
+        write_text("a.jsonl", "{\"text\": \"one\"}\n{\"text\": \"two\"}\n");
+}
+
+/* What a file held when its key was made is not what was tokenised: no cache may say so. */
+static void files_that_change_meanwhile(void)
+{
+    int n, others;
+    char name[300];
+    support_enter(folder);
+    log_set_level(MT_LOG_ERROR);
+    cache_folder = "cache";
+    write_text("a.jsonl", "{\"text\": \"one\"}\n");
+    const support_config c = SUPPORT_CONFIG("files", "a.jsonl", IN_ORDER);
+    language.meets = write_on;
+    refuse(&c, "a.jsonl: changed while");
+    CHECK(!find_cache(name, &n, &others) && n == 0, "%d caches", n);
+    expect(&c, 64, "<s>[one</s>] / <s>[two</s>]");
+    language.meets = NULL;
+    cache_folder = NULL;
+    log_set_level(MT_LOG_INFO);
+    support_leave(folder);
+}
+
 /* Files that have been left alone for a while are known by their times; a change still shows. */
 static void files_that_settled(void)
 {
@@ -614,6 +640,7 @@ int main(int argc, char **argv)
     RUN(a_token_file_that_shrinks);
     RUN(caches);
     RUN(what_makes_a_cache_stale);
+    RUN(files_that_change_meanwhile);
     RUN(files_that_settled);
     RUN(damaged_caches);
     RUN(processes_share_the_work);

@@ -12,10 +12,11 @@
 enum { TOY_BEGIN = 256, TOY_END, TOY_AB, TOY_OPEN, TOY_CLOSE, TOY_VOCAB };
 
 typedef struct toy {
-    bool begins;          /* texts begin with TOY_BEGIN when asked for */
-    bool ends;            /* and end with TOY_END */
-    uint64_t fingerprint; /* of tokenizer and chat format */
-    int64_t encoded;      /* texts so far; counted by several threads */
+    bool begins;                                /* texts begin with TOY_BEGIN when asked for */
+    bool ends;                                  /* and end with TOY_END */
+    uint64_t fingerprint;                       /* of tokenizer and chat format */
+    int64_t encoded;                            /* texts so far; counted by several threads */
+    void (*meets)(const char *text, int64_t n); /* called with every text, if set */
 } toy;
 
 static inline int64_t toy_vocab_size(const void *t)
@@ -47,6 +48,8 @@ static inline int64_t toy_encode(const void *t_, const char *text, int64_t n, ui
     const toy *t = t_;
     int64_t k = 0;
     __atomic_fetch_add(&((toy *)(uintptr_t)t)->encoded, 1, __ATOMIC_RELAXED);
+    if (t->meets)
+        t->meets(text, n);
     if ((flags & MT_ENCODE_ADD_SPECIAL) && t->begins)
         toy_put(ids, capacity, &k, TOY_BEGIN);
     for (int64_t i = 0; i < n;) {
