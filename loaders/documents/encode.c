@@ -168,7 +168,8 @@ static mt_status append(const encoder *e, text_piece text, token_list *out, char
             return nomem(reason);
         n = e->tokenizer->encode(e->tokens, text.text, text.n, 0, out->ids + out->n, room);
         if (n < 0)
-            return give(reason, MT_ERR_FORMAT, "%s", doc_error());
+            return give(reason, n == MT_ERR_NOMEM ? MT_ERR_NOMEM : MT_ERR_FORMAT, "%s",
+                        doc_error());
         if (n <= room)
             break;
         room = n;

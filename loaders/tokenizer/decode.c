@@ -60,7 +60,7 @@ static tok_text strip(const tok_decode *d, tok_text t)
 static bool add_spaces(const tok_decode *d, tok_text t, bool first, tok_buf *to)
 {
     tok_text content = { " ", first && d->drops_at_start ? 0 : 1 };
-    return tok_pattern_replace(&d->pattern, content, t, NULL, to);
+    return tok_pattern_replace(&d->pattern, content, t, NULL, to) == MT_OK;
 }
 
 static bool run_step(const tok_decode *d, tok_text t, bool first, tok_region *region, tok_buf *to)
@@ -70,7 +70,7 @@ static bool run_step(const tok_decode *d, tok_text t, bool first, tok_region *re
     case TOK_DECODE_BYTE_LEVEL:
         return add_bytes(t, to);
     case TOK_DECODE_REPLACE:
-        return tok_pattern_replace(&d->pattern, d->content, t, region, to);
+        return tok_pattern_replace(&d->pattern, d->content, t, region, to) == MT_OK;
     case TOK_DECODE_METASPACE:
         return add_spaces(d, t, first, to);
     case TOK_DECODE_BYTE_FALLBACK:

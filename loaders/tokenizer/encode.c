@@ -162,8 +162,8 @@ static mt_status split(encoder *e, int64_t step, piece p)
             status = add_stretch(&j, start, end, !s->invert);
         at = end;
     }
-    if (search.failed)
-        return tok_nomem();
+    if (search.status)
+        return search.status;
     if (!status && at < p.text.n)
         status = add_stretch(&j, at, p.text.n, s->invert);
     return !status && j.holds ? hand_on(&j, j.start, j.end) : status;
@@ -179,6 +179,7 @@ static mt_status rewrite(encoder *e, int64_t step, piece p)
 {
     const tok_split *s = &e->t->splits[step];
     tok_buf *to = &e->s->step[step];
+    mt_status status = MT_OK;
     bool ok = true;
     to->n = 0;
     switch (s->kind) {
@@ -188,13 +189,15 @@ static mt_status rewrite(encoder *e, int64_t step, piece p)
         ok = tok_buf_add(to, s->content.p, s->content.n) && tok_buf_add(to, p.text.p, p.text.n);
         break;
     case TOK_SPLIT_SPACES:
-        ok = tok_pattern_replace(&s->pattern, s->content, p.text, e->s->region, to);
+        status = tok_pattern_replace(&s->pattern, s->content, p.text, e->s->region, to);
         break;
     default:
         ok = tok_add_byte_chars(to, p.text);
         break;
     }
-    return ok ? cut(e, step + 1, (piece){ tok_buf_text(to), p.first }) : tok_nomem();
+    if (!ok)
+        status = tok_nomem();
+    return status ? status : cut(e, step + 1, (piece){ tok_buf_text(to), p.first });
 }
 
 static mt_status cut(encoder *e, int64_t step, piece p)

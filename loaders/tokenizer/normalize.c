@@ -116,8 +116,7 @@ static mt_status run_step(const tok_norm *s, tok_text t, tok_region *region, tok
         ok = (t.n == 0 || tok_buf_add(to, s->content.p, s->content.n)) && tok_buf_add(to, t.p, t.n);
         break;
     case TOK_NORM_REPLACE:
-        ok = tok_pattern_replace(&s->pattern, s->content, t, region, to);
-        break;
+        return tok_pattern_replace(&s->pattern, s->content, t, region, to);
     case TOK_NORM_STRIP_ACCENTS:
         ok = add_without_accents(t, to);
         break;

@@ -5,7 +5,6 @@
  */
 #include "tokenizer.h"
 
-#include <limits.h>
 #include <oniguruma.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +15,13 @@ struct tok_regex {
 
 struct tok_region {
     OnigRegion *groups;
+    OnigMatchParam *param;
 };
+
+/* How often a pattern may go back in one match: as often as Hugging Face's tokenizers allow, and
+ * more in a long text. A long run of spaces is tried at each of its ends, which is no runaway
+ * pattern; one that takes time exponential in the text is. */
+enum { RETRIES = 10000000, RETRIES_PER_BYTE = 16 };
 
 mt_status tok_regex_init(void)
 {
@@ -24,8 +29,6 @@ mt_status tok_regex_init(void)
     if (onig_initialize(use, 1) != ONIG_NORMAL)
         return tok_fail(MT_ERR_INTERNAL,
                         "tokenizer: the regular expression library does not start");
-    /* A long run of spaces is tried at each of its ends: that is no runaway pattern. */
-    onig_set_retry_limit_in_match(ULONG_MAX);
     return tok_unicode_init();
 }
 
@@ -60,32 +63,56 @@ void tok_regex_destroy(tok_regex *r)
 tok_region *tok_region_create(void)
 {
     tok_region *r = calloc(1, sizeof *r);
-    if (r && !(r->groups = onig_region_new())) {
-        free(r);
+    if (!r)
         return NULL;
+    r->groups = onig_region_new();
+    r->param = onig_new_match_param();
+    if (r->groups && r->param) {
+        onig_initialize_match_param(r->param);
+        return r;
     }
-    return r;
+    tok_region_destroy(r);
+    return NULL;
 }
 
 void tok_region_destroy(tok_region *r)
 {
     if (!r)
         return;
-    onig_region_free(r->groups, 1);
+    if (r->groups)
+        onig_region_free(r->groups, 1);
+    if (r->param)
+        onig_free_match_param(r->param);
     free(r);
 }
 
 /* ---- matches -------------------------------------------------------------------------------- */
 
+static mt_status search_failed(const tok_search *s, int rc)
+{
+    if (rc == ONIGERR_MEMORY)
+        return tok_nomem();
+    OnigUChar why[ONIG_MAX_ERROR_MESSAGE_LEN];
+    int n = onig_error_code_to_str(why, rc);
+    return tok_fail(MT_ERR_FORMAT,
+                    "tokenizer: a regular expression of tokenizer.json gives up at byte %lld of a "
+                    "text of %lld bytes (%.*s); simplify the expression, or leave the text out",
+                    (long long)s->from, (long long)s->text.n, n, (const char *)why);
+}
+
 static bool regex_next(const tok_regex *r, tok_search *s, int64_t *ret_start, int64_t *ret_end)
 {
     const OnigUChar *p = (const OnigUChar *)s->text.p, *end = p + s->text.n;
+    OnigMatchParam *param = s->region->param;
+    onig_set_retry_limit_in_match_of_match_param(param, RETRIES + RETRIES_PER_BYTE *
+                                                                      (unsigned long)s->text.n);
     while (s->from <= s->text.n) {
-        int rc =
-            onig_search(r->code, p, end, p + s->from, end, s->region->groups, ONIG_OPTION_NONE);
-        s->failed = rc < 0 && rc != ONIG_MISMATCH;
-        if (rc < 0)
+        int rc = onig_search_with_param(r->code, p, end, p + s->from, end, s->region->groups,
+                                        ONIG_OPTION_NONE, param);
+        if (rc < 0) {
+            s->status = rc == ONIG_MISMATCH ? MT_OK : search_failed(s, rc);
             return false;
+        }
         int64_t start = s->region->groups->beg[0], stop = s->region->groups->end[0];
         if (start < stop || stop != s->last_end) {
             *ret_start = start;
@@ -169,15 +196,17 @@ bool tok_pattern_next(const tok_pattern *p, tok_search *s, int64_t *ret_start, i
     }
 }
 
-bool tok_pattern_replace(const tok_pattern *p, tok_text content, tok_text t, tok_region *region,
-                         tok_buf *ret)
+mt_status tok_pattern_replace(const tok_pattern *p, tok_text content, tok_text t,
+                              tok_region *region, tok_buf *ret)
 {
     tok_search s = { .text = t, .last_end = -1, .region = region };
     int64_t at = 0, start = 0, end = 0;
     while (t.n && tok_pattern_next(p, &s, &start, &end)) {
         if (!tok_buf_add(ret, t.p + at, start - at) || !tok_buf_add(ret, content.p, content.n))
-            return false;
+            return tok_nomem();
         at = end;
     }
-    return !s.failed && tok_buf_add(ret, t.p + at, t.n - at);
+    if (s.status)
+        return s.status;
+    return tok_buf_add(ret, t.p + at, t.n - at) ? MT_OK : tok_nomem();
 }

@@ -135,15 +135,15 @@ typedef struct tok_search {
     int64_t from;
     int64_t last_end; /* of the match before, -1 at the start */
     tok_region *region;
-    bool failed; /* out of memory; looks like the end of the matches otherwise */
+    mt_status status; /* why there is no next match, where it is not the end of the matches */
 } tok_search;
 
 /* The next match; matches may be empty, but not right behind another one. */
 bool tok_pattern_next(const tok_pattern *p, tok_search *s, int64_t *ret_start, int64_t *ret_end);
 
 /* Appends `t` with every match replaced. */
-bool tok_pattern_replace(const tok_pattern *p, tok_text content, tok_text t, tok_region *region,
-                         tok_buf *ret);
+mt_status tok_pattern_replace(const tok_pattern *p, tok_text content, tok_text t,
+                              tok_region *region, tok_buf *ret);
 
 /* ---- vocabulary (vocab.c) ------------------------------------------------------------------- */
 

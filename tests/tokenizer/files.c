@@ -403,6 +403,39 @@ static void merges_long_pieces(void)
     support_leave(folder);
 }
 
+/* A pattern that would go on for ever is given up; a long run of spaces is not. */
+static void gives_up_runaway_patterns(void)
+{
+    static const char *const stages[] = {
+        "\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a+)+c\"},"
+        "\"behavior\":\"Isolated\"}," MODEL,
+        "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"(a+)+c\"},"
+        "\"content\":\"b\"}," MODEL,
+    };
+    enum { SPACES = 1 << 20 };
+    char file[512], *spaces = malloc(SPACES);
+    int32_t ids[4];
+    support_enter(folder);
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
+        snprintf(file, sizeof file, "{%s}", stages[i]);
+        void *t = open_text(file);
+        const char *text = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab";
+        int64_t n = iface->encode(t, text, (int64_t)strlen(text), 0, ids, 4);
+        CHECK(n == MT_ERR_FORMAT && strstr(status_text(), "a regular expression"), "%d: %s", (int)n,
+              status_text());
+        CHECK(iface->encode(t, "ab", 2, 0, ids, 4) == 1 && ids[0] == 2, "the next text is read");
+        iface->close(t);
+    }
+    void *t = open_text("{\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"Regex\":"
+                        "\"\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Removed\"}," MODEL "}");
+    memset(spaces, ' ', SPACES);
+    spaces[SPACES - 1] = 'a';
+    CHECK(iface->encode(t, spaces, SPACES, 0, ids, 4) == 1 && ids[0] == 0, "%s", status_text());
+    iface->close(t);
+    free(spaces);
+    support_leave(folder);
+}
+
 typedef struct job {
     void *tokenizer;
     const char *text;
@@ -473,6 +506,7 @@ int main(int argc, char **argv)
     RUN(knows_tokens_of_bytes);
     RUN(repairs_what_is_no_utf8);
     RUN(merges_long_pieces);
+    RUN(gives_up_runaway_patterns);
     RUN(runs_on_several_threads);
     return check_done();
 }
