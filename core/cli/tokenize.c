@@ -308,7 +308,7 @@ static int run_tokenize(const cli_command *self, int argc, char **argv)
         { "show-labels", CLI_FLAG, &q.labels, NULL,
           "show the documents of --file as training sees them, and what is trained" },
         { "chat-format", CLI_TEXT, &q.chat_format, "NAME",
-          "with --show-labels, instead of the tokenizer's own" },
+          "with --show-labels, instead of the model's" },
         { "documents", CLI_INT, &q.documents, "N", "with --show-labels, how many (10)" },
         CLI_PLUGIN_DIR(&dirs),
         { 0 }

@@ -4,6 +4,7 @@
  * loader that training uses, so that nothing here has to know records, formats or masks.
  */
 #include "../base/status.h"
+#include "../train/files.h"
 #include "../train/session.h"
 #include "token_text.h"
 #include "tokenize.h"
@@ -93,13 +94,23 @@ static mt_status make_config(const tokenize_labels *o, config **ret)
     return MT_OK;
 }
 
+/* A model's folder may name its chat format in config.json, which then counts in training. */
+static mt_status open_model(const char *tokenizer, model_source *ret)
+{
+    char path[SESSION_PATH + 16];
+    snprintf(path, sizeof path, "%s/config.json", tokenizer);
+    return files_is_file(path) ? model_source_open(tokenizer, ret) : MT_OK;
+}
+
 mt_status tokenize_show_labels(const tokenize_labels *o)
 {
     session s = { 0 };
     config *c = NULL;
     const mt_data *data = NULL;
     void *stream = NULL;
-    mt_status st = session_open_tokenizer(&s, o->tokenizer, o->chat_format, NULL);
+    mt_status st = open_model(o->tokenizer, &s.source);
+    if (st == MT_OK)
+        st = session_open_tokenizer(&s, o->tokenizer, o->chat_format, NULL);
     if (st == MT_OK)
         st = make_config(o, &c);
     if (st == MT_OK)
@@ -118,5 +129,6 @@ mt_status tokenize_show_labels(const tokenize_labels *o)
         data->close(stream);
     config_destroy(c);
     session_close_tokenizer(&s);
+    model_source_close(&s.source);
     return st;
 }

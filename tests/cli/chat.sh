@@ -93,6 +93,10 @@ labels --chat-format chatml --documents 1 train_on=last
 check 'one document' test "$(grep -c '^document' out)" = 1
 check 'of which the last answer is trained' test "$(grep -c ⟦ out)" = 1
 expect 1 'has no chat format' -- tokenize --tokenizer model --file chat.jsonl --show-labels
+# The folder of a model that names its format, as training finds it.
+cp -r model named-model
+echo '{"model_type": "llama", "chat_format": "alpaca"}' >named-model/config.json
+expect 0 '### Instruction:' -- tokenize --tokenizer named-model --file chat.jsonl --show-labels --documents 1
 expect 1 "did you mean 'train_on'" -- tokenize --tokenizer model --file chat.jsonl \
     --chat-format chatml --show-labels trainon=last
 expect 2 'needs --file' -- tokenize --tokenizer model --show-labels
