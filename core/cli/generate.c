@@ -118,9 +118,9 @@ static mt_status choose_length(work *w)
                           n, positions, positions - 1);
     if (positions > 0 && most > positions - n)
         return status_set(MT_ERR_INVALID,
-                          "%lld tokens of prompt and %lld to generate are more than the model's "
+                          "%lld token%s of prompt and %lld to generate are more than the model's "
                           "%lld positions; lower --max-tokens to %lld or shorten the prompt",
-                          n, most, positions, positions - n);
+                          n, n == 1 ? "" : "s", most, positions, positions - n);
     w->most = w->talk.max_tokens = most;
     return MT_OK;
 }

@@ -33,8 +33,15 @@ static mt_status open_folder(const char *path, config **ret, const char **ret_la
 {
     struct stat st;
     char file[4096];
-    if (snprintf(file, sizeof file, "%s/config.json", path) >= (int)sizeof file)
+    if (snprintf(file, sizeof file, "%s/checkpoints", path) >= (int)sizeof file)
         return status_set(MT_ERR_INVALID, "%s: the path is too long", path);
+    bool run = stat(file, &st) == 0;
+    snprintf(file, sizeof file, "%s/config.json", path);
+    if (stat(file, &st) != 0 && errno == ENOENT && run)
+        return status_set(MT_ERR_NOT_FOUND,
+                          "%s is a run folder; name one of %s/checkpoints, or the model that it "
+                          "exported",
+                          path, path);
     if (stat(file, &st) != 0 && errno == ENOENT)
         return status_set(MT_ERR_NOT_FOUND,
                           "%s: no config.json in this folder; expected a Hugging Face model folder "

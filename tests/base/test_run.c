@@ -320,6 +320,11 @@ static void test_sources(void)
     snprintf(path, sizeof path, "%s/empty", folder);
     CHECK(model_source_open(path, &m) == MT_ERR_NOT_FOUND);
     CHECK(strstr(status_text(), "no config.json in this folder") != NULL, "%s", status_text());
+    snprintf(path, sizeof path, "%s/empty/checkpoints", folder);
+    CHECK(mkdir(path, 0755) == 0, " ");
+    path[strlen(path) - strlen("/checkpoints")] = '\0';
+    CHECK(model_source_open(path, &m) == MT_ERR_NOT_FOUND);
+    CHECK(strstr(status_text(), "is a run folder; name one of") != NULL, "%s", status_text());
     CHECK(model_source_open(write_file("untyped.yaml", "hidden_size: 3\n"), &m) == MT_ERR_INVALID);
     CHECK(strstr(status_text(), "key 'model_type' is missing") != NULL, "%s", status_text());
     CHECK(model_source_open(write_file("untyped.yaml", "arch: a\nmodel_type: b\n"), &m) ==
