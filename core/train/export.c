@@ -17,6 +17,8 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define TOKENIZER_FILE "tokenizer.json"
@@ -474,6 +476,35 @@ static mt_status fill(const model_source *source, const model *m, const mt_weigh
     return status ? status : files_sync_contents(folder);
 }
 
+/* Makes the folder that an export is written to and locks it; what a process that was killed left
+ * in it goes. */
+static mt_status open_temp(const char *temp, int *ret_lock)
+{
+    for (;;) {
+        mt_status status = files_make_folders(temp);
+        if (status)
+            return status;
+        int fd = open(temp, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd < 0 && errno == ENOENT)
+            continue; /* another export has just given it its name */
+        if (fd < 0)
+            return status_set(MT_ERR_IO, "%s: cannot open: %s", temp, strerror(errno));
+        if (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
+            close(fd);
+            return status_set(MT_ERR_INVALID,
+                              "%s: another process is exporting to the same folder; let it finish, "
+                              "or stop it",
+                              temp);
+        }
+        struct stat held, named;
+        if (fstat(fd, &held) == 0 && stat(temp, &named) == 0 && held.st_ino == named.st_ino) {
+            *ret_lock = fd;
+            return files_empty_folder(temp);
+        }
+        close(fd);
+    }
+}
+
 /* Gives the finished folder its name, in place of an empty one or of an earlier export. */
 static mt_status publish(const char *temp, const char *folder, bool replace)
 {
@@ -491,26 +522,29 @@ mt_status export_model(const model_source *source, const model *m, const mt_weig
     size_t n = strlen(o->folder);
     while (n > 1 && o->folder[n - 1] == '/')
         n--;
-    if (snprintf(temp, sizeof temp, "%.*s.tmp-%ld", (int)n, o->folder, (long)getpid()) >=
-        (int)sizeof temp)
+    if (snprintf(temp, sizeof temp, "%.*s.tmp-export", (int)n, o->folder) >= (int)sizeof temp)
         return status_set(MT_ERR_INVALID, "%.60s...: the path is too long", o->folder);
     int64_t bytes = 0;
+    int lock = -1;
     mt_status status = export_check_folder(o->folder, o->replace);
     if (!status)
         status = check_outside(source->weights, o->folder);
     if (!status)
-        status = files_make_folders(temp);
-    if (status)
+        status = open_temp(temp, &lock);
+    if (lock < 0)
         return status;
-    status = fill(source, m, format, o, temp, &bytes);
+    if (!status)
+        status = fill(source, m, format, o, temp, &bytes);
     if (!status)
         status = publish(temp, o->folder, o->replace);
     if (!status) {
         *ret_bytes = bytes;
+        close(lock);
         return MT_OK;
     }
     char text[1024]; /* the reason, not what cleaning up may meet */
     snprintf(text, sizeof text, "%s", status_text());
     files_remove_tree(temp);
+    close(lock);
     return status_set(status, "%s", text);
 }

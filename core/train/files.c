@@ -76,6 +76,18 @@ mt_status files_remove_tree(const char *path)
     return MT_OK;
 }
 
+static int remove_below(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    (void)st;
+    (void)flag;
+    return ftw->level > 0 ? remove(path) : 0;
+}
+
+mt_status files_empty_folder(const char *path)
+{
+    return nftw(path, remove_below, 8, FTW_DEPTH | FTW_PHYS) != 0 ? io_fail(path, "empty") : MT_OK;
+}
+
 static mt_status sync_path(const char *path, int flags)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | flags);

@@ -13,6 +13,9 @@ mt_status files_make_folders(const char *path);
 /* Removes a file or a folder with all that is in it; MT_OK when there is none. */
 mt_status files_remove_tree(const char *path);
 
+/* Removes all that is in a folder. */
+mt_status files_empty_folder(const char *path);
+
 /* Flushes a folder's entries, or everything in it (one level) as well, to the disk. */
 mt_status files_sync_folder(const char *path);
 mt_status files_sync_contents(const char *path);

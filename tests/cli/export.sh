@@ -27,6 +27,22 @@ for name in tokenizer.json tokenizer_config.json special_tokens_map.json generat
     check "$name is carried over" cmp tied/$name bf16-again/$name
 done
 
+# What an export that was killed has left is neither kept nor taken for the next one's.
+mkdir cut.tmp-export
+touch cut.tmp-export/{config.json,model-00002-of-00009.safetensors}
+expect 0 -- export tied -o cut
+expect 0 -- export tied -o whole
+check 'a killed export leaves nothing' diff -r cut whole
+check 'a killed export leaves no folder' test ! -e cut.tmp-export
+bash -c 'mkdir pid.tmp-$$ && touch pid.tmp-$$/left && exec "$0" export tied -o pid' "$megatrain" >out 2>&1
+check 'what lies about is not in an export' test -f pid/config.json -a ! -e pid/left
+mkdir busy.tmp-export
+exec 9<busy.tmp-export
+flock -x 9
+expect 1 'busy.tmp-export: another process is exporting' -- export tied -o busy
+exec 9<&-
+expect 0 -- export tied -o busy
+
 expect 0 -- export tied -o sharded --shard-size 4KB
 check 'shards: an index' test -f sharded/model.safetensors.index.json
 expect 0 '0 parameters have no tensor' -- inspect sharded
