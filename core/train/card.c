@@ -23,7 +23,7 @@
 typedef struct run_facts {
     char *manifest; /* the whole text; NULL: there is none */
     char name[256]; /* of the run folder */
-    char base[256]; /* last part of the model's path */
+    char base[256]; /* what it began with: the name of a model or of a run */
     bool pretrained;
 } run_facts;
 
@@ -31,6 +31,24 @@ static const char *last_part(const char *path)
 {
     const char *slash = strrchr(path, '/');
     return slash && slash[1] ? slash + 1 : path;
+}
+
+/* The name of the folder that a run began with. RUN/model and RUN/checkpoints/step-NNNNNN, whose
+ * own names say nothing, go by RUN's. */
+static void name_base(const char *model, char *ret, size_t size)
+{
+    char path[RUN_FOLDER_PATH], *slash;
+    snprintf(ret, size, "%s", last_part(model));
+    if (snprintf(path, sizeof path, "%s", model) >= (int)sizeof path ||
+        !(slash = strrchr(path, '/')))
+        return;
+    *slash = '\0';
+    bool exported = strcmp(ret, "model") == 0 && run_folder_is(path);
+    bool checkpoint = strcmp(last_part(path), RUN_FOLDER_CHECKPOINTS) == 0;
+    if (checkpoint && (slash = strrchr(path, '/')))
+        *slash = '\0';
+    if (exported || checkpoint)
+        snprintf(ret, size, "%s", last_part(path));
 }
 
 /* RUN/checkpoints/step-NNNNNN belongs to RUN/run.yaml, if that is there and can be read. */
@@ -54,7 +72,7 @@ static void find_run(const char *checkpoint, run_facts *ret)
     if (real && files_is_file(path) && config_read_yaml(path, &c) == MT_OK)
         root = config_section(c, "");
     if (root && root->get_string(root, "model", &base) == MT_OK) {
-        snprintf(ret->base, sizeof ret->base, "%s", last_part(base));
+        name_base(base, ret->base, sizeof ret->base);
         ret->pretrained = mt_config_string(root, "init", "", &init) == MT_OK &&
                           strcmp(init, "random") != 0 && files_is_folder(base);
         if (config_read_file(path, &ret->manifest, &n) != MT_OK)

@@ -142,6 +142,11 @@ cp -r second more-steps
 expect 0 'to more-steps/model' -- train run.yaml model=start output_dir=more-steps train.max_steps=2 "${short[@]}"
 check 'more steps: another model' bash -c '! cmp -s second/model/model.safetensors more-steps/model/model.safetensors'
 check 'the card says so' grep -q '| steps | 2 |' more-steps/model/README.md
+for model in second/model second/checkpoints/step-000001; do
+    expect 0 -- train run.yaml model=$model output_dir=again train.max_steps=1 "${short[@]}"
+    check 'what began with a run says its name' grep -q '^base_model: "second"' again/model/README.md
+    rm -r again
+done
 expect 0 -- train run.yaml model=start output_dir=third train.max_steps=1 "${short[@]}" checkpoint.export=false
 check 'unless switched off' test ! -e third/model
 expect 1 "'checkpoint.export' cannot be had" 'not empty' \
