@@ -15,6 +15,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define CARD_FILE "README.md"
 #define CARD_TAG  "\n- megatrain\n"
@@ -35,20 +36,21 @@ static const char *last_part(const char *path)
 
 /* The name of the folder that a run began with. RUN/model and RUN/checkpoints/step-NNNNNN, whose
  * own names say nothing, go by RUN's. */
-static void name_base(const char *model, char *ret, size_t size)
+static void name_base(const char *folder, char ret[256])
 {
-    char path[RUN_FOLDER_PATH], *slash;
-    snprintf(ret, size, "%s", last_part(model));
-    if (snprintf(path, sizeof path, "%s", model) >= (int)sizeof path ||
-        !(slash = strrchr(path, '/')))
+    char path[RUN_FOLDER_PATH];
+    snprintf(ret, 256, "%.255s", last_part(folder));
+    if (strlen(folder) >= sizeof path || !strchr(folder, '/'))
         return;
+    strcpy(path, folder);
+    char *slash = strrchr(path, '/');
     *slash = '\0';
     bool exported = strcmp(ret, "model") == 0 && run_folder_is(path);
     bool checkpoint = strcmp(last_part(path), RUN_FOLDER_CHECKPOINTS) == 0;
     if (checkpoint && (slash = strrchr(path, '/')))
         *slash = '\0';
     if (exported || checkpoint)
-        snprintf(ret, size, "%s", last_part(path));
+        snprintf(ret, 256, "%.255s", last_part(path));
 }
 
 /* RUN/checkpoints/step-NNNNNN belongs to RUN/run.yaml, if that is there and can be read. */
@@ -72,7 +74,7 @@ static void find_run(const char *checkpoint, run_facts *ret)
     if (real && files_is_file(path) && config_read_yaml(path, &c) == MT_OK)
         root = config_section(c, "");
     if (root && root->get_string(root, "model", &base) == MT_OK) {
-        name_base(base, ret->base, sizeof ret->base);
+        name_base(base, ret->base);
         ret->pretrained = mt_config_string(root, "init", "", &init) == MT_OK &&
                           strcmp(init, "random") != 0 && files_is_folder(base);
         if (config_read_file(path, &ret->manifest, &n) != MT_OK)
