@@ -265,6 +265,15 @@ static mt_status name_missing_tensor(const tensor_map *map, const mt_weights *fo
     return status;
 }
 
+/* States are of parameters that are trained: fewer or more of them freeze. */
+static mt_status other_states(const char *path, const char *found)
+{
+    return status_set(MT_ERR_INVALID,
+                      "%s: %s; go on with the train.freeze that the checkpoint was made with, or "
+                      "start anew from its weights (model: %s) in another output_dir",
+                      path, found, path);
+}
+
 static mt_status load_weights(store *s, const json_t *root, const char *path,
                               const mt_weights *format, XXH3_state_t *hash)
 {
@@ -370,8 +379,12 @@ static mt_status load_states(store *s, const json_t *root, const char *path,
         uint32_t k = 0;
         if ((status = format->info(reader, i, &info)))
             break;
-        if (!find_state(s, info.name, &p, &k))
-            status = unknown_tensor(&info, file);
+        if (!find_state(s, info.name, &p, &k)) {
+            char found[1100];
+            snprintf(found, sizeof found, "'%.1000s' is a state of no parameter that is trained",
+                     info.name);
+            status = other_states(path, found);
+        }
         if (!status)
             status = check_dtype(&info, s->states[k].dtype, file);
         if (!status) {
@@ -385,8 +398,12 @@ static mt_status load_states(store *s, const json_t *root, const char *path,
     }
     for (int32_t p = 0; p < s->m->n_params; p++)
         want += s->m->params[p].flags & MT_PARAM_FROZEN ? 0 : s->n_states;
-    if (!status)
-        status = check_count(n, want, "optimizer state tensors", path);
+    if (!status && n != want) {
+        char found[96];
+        snprintf(found, sizeof found, "%lld tensors of optimizer states, expected %lld",
+                 (long long)n, (long long)want);
+        status = other_states(path, found);
+    }
     format->close(reader);
     return status;
 }
