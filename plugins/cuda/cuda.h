@@ -43,14 +43,10 @@ typedef struct cuda_fault {
 
 typedef struct cuda_queue cuda_queue;
 
-typedef struct cuda_gemm_plan cuda_gemm_plan; /* gemm_bias.c */
-
 /* cuBLAS runs on one queue at a time with one workspace, so that results repeat bit for bit. */
 enum { CUDA_BLAS_WORK = 64 << 20 }; /* bytes */
 typedef struct cuda_blas {
     cublasHandle_t handle;
-    cublasLtHandle_t light; /* NULL until a GEMM with a bias runs */
-    cuda_gemm_plan *plans;
     void *work;
     cuda_queue *queue; /* the last one that used it */
     cudaEvent_t event; /* orders a new queue behind it */
@@ -67,6 +63,7 @@ typedef struct cuda_clock {
 
 typedef struct cuda_dnn cuda_dnn;     /* dnn.c */
 typedef struct cuda_lanes cuda_lanes; /* lanes.c */
+typedef struct cuda_light cuda_light; /* gemm_light.c */
 
 typedef struct cuda_device {
     int index;
@@ -81,6 +78,7 @@ typedef struct cuda_device {
     int32_t *fault_claim; /* device memory: 0 until the first fault */
     cuda_blas blas;
     cuda_lanes *lanes;
+    cuda_light *light;
     cuda_dnn *dnn; /* NULL: attention runs on own kernels */
     cuda_clock clock;
     pthread_mutex_t lock; /* guards what follows */
@@ -167,6 +165,7 @@ typedef struct cuda_product {
     mt_dtype in_dtype, c_dtype;
     const void *a, *b;
     void *c;
+    const void *bias; /* [n], added to every row, in C's dtype; NULL: none */
     int64_t lda, ldb, ldc;
     double beta;
 } cuda_product;
@@ -175,15 +174,18 @@ typedef struct cuda_product {
 mt_status cuda_blas_handle(cuda_device *d, cublasHandle_t *ret);
 bool cuda_blas_use(cuda_device *d, cublasHandle_t handle, cudaStream_t stream, void *work,
                    int64_t bytes);
+/* p->bias is left out. */
 void cuda_blas_product(cuda_device *d, cublasHandle_t handle, const cuda_product *p);
 
-/* ---- cublasLt (gemm_bias.c) ------------------------------------------------------------------ */
+/* ---- cublasLt (gemm_light.c) ----------------------------------------------------------------- */
 
-/* y = x w^T + bias, rounded once; false where nothing was enqueued: other dtypes than BF16, rows
- * that are not aligned, shapes that the library has nothing for. */
-bool cuda_gemm_bias(cuda_queue *q, const mt_tensor *x, const mt_tensor *w, const mt_tensor *bias,
-                    const mt_tensor *y);
-void cuda_gemm_plans_close(cuda_device *d);
+mt_status cuda_light_open(cuda_device *d);
+void cuda_light_close(cuda_device *d);
+/* Enqueues the product, rounded once with its bias, with `bytes` of work at `work`; false where
+ * nothing was enqueued: other operands than BF16, rows that are not aligned, shapes that the
+ * library has nothing for. [main] */
+bool cuda_light_product(cuda_device *d, const cuda_product *p, cudaStream_t stream, void *work,
+                        int64_t bytes);
 
 /* ---- products side by side (lanes.c) --------------------------------------------------------- */
 
@@ -207,6 +209,9 @@ void cuda_launch_sum_squares(cudaStream_t s, const float *x, int64_t n, double *
                              double *partial);
 int64_t cuda_sum_blocks(int64_t n);
 void cuda_launch_narrow(cudaStream_t s, uint16_t *dst, float *x, int64_t n);
+/* Every row of C [rows, cols] = bias [cols]. */
+void cuda_launch_bias(cudaStream_t s, mt_dtype dtype, const void *bias, void *c, int64_t ld,
+                      int64_t rows, int64_t cols);
 void cuda_launch_timestamp(cudaStream_t s, volatile uint64_t *slot, int64_t offset);
 void cuda_launch_delay(cudaStream_t s, uint64_t ns);
 

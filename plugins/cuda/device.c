@@ -149,6 +149,7 @@ static void device_close(void *device)
     (void)cudaDeviceSynchronize();
     dnn_close(d);
     cuda_lanes_close(d);
+    cuda_light_close(d);
     cuda_blas_close(d);
     cuda_clock_close(d);
     (void)cudaFreeHost(d->fault);
@@ -176,6 +177,8 @@ static mt_status open_parts(cuda_device *d)
         st = cuda_blas_open(d);
     if (st == MT_OK)
         st = cuda_lanes_open(d);
+    if (st == MT_OK)
+        st = cuda_light_open(d);
     if (st == MT_OK)
         dnn_open(d);
     return st;

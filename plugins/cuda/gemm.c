@@ -56,7 +56,6 @@ mt_status cuda_blas_open(cuda_device *d)
 
 void cuda_blas_close(cuda_device *d)
 {
-    cuda_gemm_plans_close(d);
     if (d->blas.handle)
         (void)cublasDestroy(d->blas.handle);
     if (d->blas.event)
@@ -115,8 +114,20 @@ void cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, int64_t m, int64_t n, 
                mt_dtype in_dtype, const void *a, int64_t lda, const void *b, int64_t ldb,
                double beta, mt_dtype c_dtype, void *c, int64_t ldc)
 {
-    const cuda_product p = { trans_a, trans_b, m, n,   k,   in_dtype, c_dtype,
-                             a,       b,       c, lda, ldb, ldc,      beta };
+    const cuda_product p = { .trans_a = trans_a,
+                             .trans_b = trans_b,
+                             .m = m,
+                             .n = n,
+                             .k = k,
+                             .in_dtype = in_dtype,
+                             .c_dtype = c_dtype,
+                             .a = a,
+                             .b = b,
+                             .c = c,
+                             .lda = lda,
+                             .ldb = ldb,
+                             .ldc = ldc,
+                             .beta = beta };
     if (m > 0 && n > 0 && cuda_blas_on(q))
         cuda_blas_product(q->device, q->device->blas.handle, &p);
 }

@@ -17,6 +17,7 @@ struct cuda_lanes {
     cudaEvent_t begin;   /* the queue has come to the fork */
     cudaEvent_t arrived; /* `numbers` are there; waiting for it sleeps */
     int32_t *numbers;    /* [CUDA_NUMBERS] host memory */
+    char *work;          /* of the present fork */
 };
 
 void cuda_lanes_close(cuda_device *d)
@@ -89,16 +90,28 @@ bool cuda_lanes_fork(cuda_queue *q, void *work)
     cuda_device *d = q->device;
     cuda_lanes *l = d->lanes;
     bool good = cuda_ok(d, cudaEventRecord(l->begin, q->stream), "lanes");
+    l->work = work;
     for (int i = 0; i < CUDA_LANES && good; i++)
         good = cuda_ok(d, cudaStreamWaitEvent(l->stream[i], l->begin, 0), "lanes") &&
-               cuda_blas_use(d, l->handle[i], l->stream[i],
-                             (char *)work + i * (int64_t)CUDA_LANE_BYTES, CUDA_LANE_BYTES);
+               cuda_blas_use(d, l->handle[i], l->stream[i], l->work + i * (int64_t)CUDA_LANE_BYTES,
+                             CUDA_LANE_BYTES);
     return good;
 }
 
 void cuda_lanes_gemm(cuda_queue *q, int64_t index, const cuda_product *p)
 {
-    cuda_blas_product(q->device, q->device->lanes->handle[index % CUDA_LANES], p);
+    cuda_device *d = q->device;
+    cuda_lanes *l = d->lanes;
+    int i = (int)(index % CUDA_LANES);
+    if (cuda_light_product(d, p, l->stream[i], l->work + i * (int64_t)CUDA_LANE_BYTES,
+                           CUDA_LANE_BYTES))
+        return;
+    cuda_product rest = *p;
+    if (p->bias) {
+        cuda_launch_bias(l->stream[i], p->c_dtype, p->bias, p->c, p->ldc, p->m, p->n);
+        rest.beta = 1;
+    }
+    cuda_blas_product(d, l->handle[i], &rest);
 }
 
 void cuda_lanes_join(cuda_queue *q)

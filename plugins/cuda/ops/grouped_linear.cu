@@ -365,11 +365,11 @@ static cuda_product expert_product(const product &p, int e, int64_t from, int64_
     g.lda = p.lda;
     g.ldb = p.ldb;
     g.ldc = p.ldc;
-    g.beta = p.add || p.bias ? 1 : 0; /* a bias is in C already */
+    if (p.bias)
+        g.bias = static_cast<const char *>(p.bias) + e * p.ld_bias * out;
+    g.beta = p.add ? 1 : 0;
     return g;
 }
-
-template <typename T> static void write_bias(cuda_queue *q, const product &p);
 
 /* `offsets` are p.offsets in host memory, NULL when no expert can have many rows. */
 template <bool A_DEEP, bool B_DEEP>
@@ -384,8 +384,6 @@ static void launch(cuda_queue *q, product p, const int32_t *offsets, void *work,
         int rows = offsets[e + 1] - offsets[e];
         few |= rows < MANY_ROWS && (rows > 0 || (A_DEEP && !p.add));
     }
-    if (offsets && p.bias)
-        FOR_DTYPE(a->dtype, write_bias, q, p);
     if (offsets && !cuda_lanes_fork(q, work))
         return;
     if (few)
@@ -403,26 +401,7 @@ static void launch(cuda_queue *q, product p, const int32_t *offsets, void *work,
 /* ---- the bias ---------------------------------------------------------------------------------
  */
 
-enum { BIAS_LANES = 8, BIAS_BLOCKS = 32 };
-
-/* C = bias, for experts with many rows. */
-template <typename T> static __global__ void write_bias_kernel(product p)
-{
-    int e = (int)blockIdx.y;
-    int64_t col = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    int64_t from = p.offsets[e], to = p.offsets[e + 1];
-    if (col >= p.n || to - from < p.many)
-        return;
-    T bias = static_cast<const T *>(p.bias)[e * p.ld_bias + col];
-    for (int64_t row = from + blockIdx.z; row < to; row += BIAS_BLOCKS)
-        static_cast<T *>(p.c)[row * p.ldc + col] = bias;
-}
-
-template <typename T> static void write_bias(cuda_queue *q, const product &p)
-{
-    dim3 grid((unsigned)ceil_div(p.n, 256), (unsigned)p.experts, BIAS_BLOCKS);
-    write_bias_kernel<T><<<grid, 256, 0, q->stream>>>(p);
-}
+enum { BIAS_LANES = 8 };
 
 /* C = the sum of an expert's rows of A. */
 template <typename T> static __global__ void bias_kernel(product p)

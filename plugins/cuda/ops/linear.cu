@@ -21,12 +21,17 @@ static __global__ void bias_kernel(const T *bias, T *y, int64_t ld, int64_t rows
 }
 
 template <typename T>
-static void write_bias(cuda_queue *q, const mt_tensor *bias, const mt_tensor *y)
+static void write_bias(cudaStream_t s, const void *bias, void *y, int64_t ld, int64_t rows,
+                       int64_t cols)
 {
-    int64_t rows = y->rows < 1024 ? y->rows : 1024;
-    dim3 grid((unsigned)ceil_div(y->cols, 256), (unsigned)rows);
-    bias_kernel<T>
-        <<<grid, 256, 0, q->stream>>>((const T *)bias->data, (T *)y->data, y->ld, y->rows, y->cols);
+    dim3 grid((unsigned)ceil_div(cols, 256), (unsigned)(rows < 1024 ? rows : 1024));
+    bias_kernel<T><<<grid, 256, 0, s>>>((const T *)bias, (T *)y, ld, rows, cols);
+}
+
+void cuda_launch_bias(cudaStream_t s, mt_dtype dtype, const void *bias, void *c, int64_t ld,
+                      int64_t rows, int64_t cols)
+{
+    FOR_DTYPE(dtype, write_bias, s, bias, c, ld, rows, cols);
 }
 
 /* part[s, col] = sum of the rows of slice s. Blocks of 32 times V columns and BIAS_LANES lanes. */
@@ -98,17 +103,37 @@ static void bias_gradient(cuda_queue *q, const mt_tensor *dy, const mt_tensor *d
         (const R *)work, slices, dy->cols, (R *)d->data, add);
 }
 
+/* The product and its bias as one kernel, where there is one. */
+static bool with_bias(cuda_device *d, cuda_queue *q, const mt_tensor *x, const mt_tensor *w,
+                      const void *bias, const mt_tensor *y)
+{
+    cuda_product p = {};
+    p.trans_b = true;
+    p.m = y->rows;
+    p.n = y->cols;
+    p.k = x->cols;
+    p.in_dtype = x->dtype;
+    p.c_dtype = y->dtype;
+    p.a = x->data;
+    p.lda = x->ld;
+    p.b = w->data;
+    p.ldb = w->ld;
+    p.c = y->data;
+    p.ldc = y->ld;
+    p.bias = bias;
+    return cuda_blas_on(q) && cuda_light_product(d, &p, q->stream, d->blas.work, CUDA_BLAS_WORK);
+}
+
 static void linear_forward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
 {
     const mt_tensor *x = &c->in[IN_X], *w = &c->in[IN_W], *y = &c->out[0];
-    bool has_bias = c->n_in > IN_BIAS && c->in[IN_BIAS].data;
-    (void)d;
-    if (y->rows == 0 || (has_bias && cuda_gemm_bias(q, x, w, &c->in[IN_BIAS], y)))
+    const void *bias = c->n_in > IN_BIAS ? c->in[IN_BIAS].data : NULL;
+    if (y->rows == 0 || (bias && with_bias(d, q, x, w, bias, y)))
         return;
-    if (has_bias)
-        FOR_DTYPE(y->dtype, write_bias, q, &c->in[IN_BIAS], y);
+    if (bias)
+        cuda_launch_bias(q->stream, y->dtype, bias, y->data, y->ld, y->rows, y->cols);
     cuda_gemm(q, false, true, y->rows, y->cols, x->cols, x->dtype, x->data, x->ld, w->data, w->ld,
-              has_bias, y->dtype, y->data, y->ld);
+              bias != NULL, y->dtype, y->data, y->ld);
 }
 
 static void linear_backward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
