@@ -329,7 +329,7 @@ bool dnn_run(cuda_queue *q, const dnn_plan *p, const dnn_launch *launch)
                              [DNN_WINDOW] = launch->window,
                              [DNN_LOWEST] = -INFINITY,
                              [DNN_ONE] = 1 };
-    int tensors = p->shape.backward ? DNN_TENSORS : DNN_FORWARD_TENSORS;
+    const int tensors = dnn_tensors(&p->shape);
     binding b = { .n = 0 };
     for (int i = 0; i < tensors; i++) {
         bind(&b, DNN_UID_TENSOR + i, launch->data[i]);

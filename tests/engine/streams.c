@@ -572,6 +572,13 @@ static void apart(const void *device, mt_device_info *ret)
     ret->unified = 0;
 }
 
+/* And as one whose memory is the host's. */
+static void together(const void *device, mt_device_info *ret)
+{
+    steady->info(device, ret);
+    ret->unified = 1;
+}
+
 typedef struct prediction {
     double seconds;
     char bound[16];
@@ -583,7 +590,7 @@ static prediction predict(plan_request r, const plan_profile *f, bool unified, p
     void *device;
     steady = world_backend(&device);
     mt_backend b = *steady;
-    b.info = unified ? steady->info : apart;
+    b.info = unified ? together : apart;
     if (!w.m)
         world_model(&(world_options){ .blocks = 6 }, &w);
     r.training = true;

@@ -19,28 +19,23 @@ struct rows_of {
     bool add, add_dw;
 };
 
-/* to[slot] (+)= weight * x[token]; without weights a copy. */
+/* to[slot] (+)= weight * x[token]; without weights a copy. A block a pick. */
 template <typename T, int V, bool WEIGHTED>
 static __global__ void __launch_bounds__(EXPERT_THREADS) spread_kernel(rows_of a)
 {
     typedef real<T> R;
     int64_t token = blockIdx.x;
     const T *x = static_cast<const T *>(a.x) + token * a.ld_x;
+    T *to = static_cast<T *>(a.to) + a.slots[token * a.ld_slots + blockIdx.y] * a.ld_to;
+    R w = WEIGHTED ? static_cast<const R *>(a.w)[token * a.ld_w + blockIdx.y] : R(1);
     for (int64_t j = (int64_t)threadIdx.x * V; j < a.cols; j += EXPERT_THREADS * V) {
         R v[V];
         load_vector<T, V>(x + j, v);
-        for (int i = 0; i < a.k; i++) {
-            T *to = static_cast<T *>(a.to) + a.slots[token * a.ld_slots + i] * a.ld_to + j;
-            if (WEIGHTED) {
-                R w = static_cast<const R *>(a.w)[token * a.ld_w + i], y[V];
+        if (WEIGHTED)
 #pragma unroll
-                for (int n = 0; n < V; n++)
-                    y[n] = w * v[n];
-                put_vector<T, V>(to, y, a.add);
-            } else {
-                put_vector<T, V>(to, v, a.add);
-            }
-        }
+            for (int n = 0; n < V; n++)
+                v[n] *= w;
+        put_vector<T, V>(to + j, v, a.add);
     }
 }
 
@@ -105,7 +100,7 @@ static void spread(cuda_queue *q, const rows_of &a, int64_t tokens, bool aligned
     bool vectors = aligned && a.cols % wide == 0;
     rows_kernel *weighed = vectors ? spread_kernel<T, wide, true> : spread_kernel<T, 1, true>;
     rows_kernel *plain = vectors ? spread_kernel<T, wide, false> : spread_kernel<T, 1, false>;
-    launch(q, a, tokens, 1, a.w ? weighed : plain);
+    launch(q, a, tokens, a.k, a.w ? weighed : plain);
 }
 
 template <typename T>
