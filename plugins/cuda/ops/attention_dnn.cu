@@ -63,9 +63,6 @@ static bool shape_of(const cuda_device *d, const mt_op_call *c, bool backward, d
     ret->backward = backward;
     ret->window = attr->window > 0;
     ret->softcap = attr->softcap > 0;
-    ret->any_order = backward && d->any_order;
-    if (ret->any_order)
-        ret->ld[DNN_DQ_SUM] = (int64_t)attr->heads * attr->qk_dim;
     for (int i = 0; i < (backward ? DNN_CALL_TENSORS : DNN_FORWARD_TENSORS); i++) {
         const mt_tensor *t = tensor_of(c, i);
         bool absent_lse = i == DNN_LSE && !backward && !t->data;
@@ -75,6 +72,13 @@ static bool shape_of(const cuda_device *d, const mt_op_call *c, bool backward, d
         if (i != DNN_LSE && ret->ld[i] % 8)
             return false;
     }
+    /* With rows of q or dq further apart than those of the sum dq came out wrong (cuDNN 9.14 on an
+     * H200). */
+    int64_t row = (int64_t)attr->heads * attr->qk_dim;
+    ret->any_order =
+        backward && d->any_order && ret->ld[DNN_Q] == row && ret->ld[DNN_DQ] == row;
+    if (ret->any_order)
+        ret->ld[DNN_DQ_SUM] = row;
     return true;
 }
 
