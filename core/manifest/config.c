@@ -492,6 +492,12 @@ static int64_t view_length(const mt_config *pub, const char *key)
     return n && n->kind == NODE_LIST ? n->n : 0;
 }
 
+bool config_is_empty_list(const mt_config *pub, const char *key)
+{
+    const node *n = config_node(pub, key);
+    return n && n->kind == NODE_LIST && n->n == 0;
+}
+
 static mt_status view_reject(const mt_config *pub, const char *key, const char *fmt, ...)
 {
     char why[1024], path[PATH_SIZE], place[PLACE_SIZE];

@@ -37,6 +37,9 @@ mt_status config_bytes(const mt_config *c, const char *key, int64_t *ret);
  */
 mt_status config_blame(const mt_config *c, const char *key);
 
+/* Is a list without elements at `key` of a section? length() cannot tell. */
+bool config_is_empty_list(const mt_config *c, const char *key);
+
 /* Keys of the map at `path`, in file order; NULL past the end. */
 const char *config_key(const config *c, const char *path, int64_t index);
 

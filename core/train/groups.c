@@ -87,7 +87,7 @@ static mt_status freeze(const mt_config *c, model *m)
     char key[KEY_SIZE];
     mt_status st = MT_OK;
     int64_t n = c->length(c, "freeze"), left = 0, frozen = 0;
-    if (!c->has(c, "freeze"))
+    if (!c->has(c, "freeze") || config_is_empty_list(c, "freeze"))
         return MT_OK;
     if (n == 0)
         st = freeze_pattern(c, "freeze", m);

@@ -190,7 +190,8 @@ mt_status doc_options_read(const mt_data_request *request, doc_options *ret)
         status = read_validation(c, &usual, o);
     if (!status)
         status = read_datasets(c, &usual, o);
-    for (int64_t i = 0; i < o->n_train && !status; i++)
+    /* Only a run that trains may not measure what it was trained on by mistake. */
+    for (int64_t i = 0; request->split == MT_SPLIT_TRAIN && i < o->n_train && !status; i++)
         status = mt_files_check_apart(c, &o->train[i].files, o->train[i].key, &o->validation.files,
                                       o->validation.key);
     return status;

@@ -147,7 +147,9 @@ mt_status text_open(const mt_data_request *request, void **ret_stream)
     t->world = world;
     t->inputs = max_seq_len;
     bool files = request->split == MT_SPLIT_VALIDATION && config->has(config, "validation_files");
-    if (config->has(config, "validation_files") && (status = text_check_apart(config)))
+    /* Only a run that trains may not measure what it was trained on by mistake. */
+    if (request->split == MT_SPLIT_TRAIN && config->has(config, "validation_files") &&
+        (status = text_check_apart(config)))
         goto out;
     status = text_corpus_open(config, files ? "validation_files" : "files", separator, max_seq_len,
                               &t->corpus);

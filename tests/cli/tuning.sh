@@ -63,6 +63,7 @@ rm -rf all && expect 0 -- train run.yaml output_dir=all "${short[@]}"
 check 'the plan has fewer states' bash -c '! cmp -s <(grep -i "optimizer states" whole) <(grep -i "optimizer states" less)'
 expect 1 "'train.freeze.1' is 'blok.*', which no parameter matches" 'block.0.' \
     -- train run.yaml output_dir=new 'train.freeze=["embed*", "blok.*"]'
+expect 0 'finished' -- train run.yaml output_dir=thawed "${short[@]}" 'train.freeze=[]'
 expect 1 'leaves no parameter to train' -- train run.yaml output_dir=new 'train.freeze="*"'
 
 # ---- groups -------------------------------------------------------------------------------------
