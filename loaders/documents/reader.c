@@ -288,6 +288,16 @@ static found find_paragraph(const reader *r, const char *p, size_t n)
 
 /* ---- records -------------------------------------------------------------------------------- */
 
+/* Begins to read a file, past the mark of byte order that some editors write. */
+static mt_status skip_mark(reader *r)
+{
+    static const char mark[] = "\xef\xbb\xbf";
+    mt_status status = read_more(r);
+    if (r->end >= 3 && memcmp(r->buffer, mark, 3) == 0)
+        r->at = 3;
+    return status;
+}
+
 /* Opens the next file and finds out how its records are told apart. */
 static mt_status next_file(reader *r)
 {
@@ -308,18 +318,18 @@ static mt_status next_file(reader *r)
         r->cut = strcmp(r->separator, "none") == 0         ? CUT_WHOLE
                  : strcmp(r->separator, "blank_line") == 0 ? CUT_BLANK_LINES
                                                            : CUT_LITERAL;
-        return MT_OK;
+        return skip_mark(r);
     }
-    static const char mark[] = "\xef\xbb\xbf"; /* of byte order: some editors write it */
-    mt_status status = MT_OK;
-    size_t i = 0;
-    do {
-        status = read_more(r);
-        if (i == 0 && r->end >= 3 && memcmp(r->buffer, mark, 3) == 0)
-            i = r->at = 3;
+    mt_status status = skip_mark(r);
+    size_t i = r->at;
+    while (!status) {
         while (i < r->end && is_space(r->buffer[i]))
             i++;
-    } while (!status && i == r->end && !r->at_end);
+        if (i < r->end || r->at_end)
+            break;
+        i -= r->at; /* what is unread moves to the start */
+        status = read_more(r);
+    }
     r->cut = i < r->end && r->buffer[i] == '[' ? CUT_ARRAY : CUT_LINES;
     return status;
 }

@@ -99,7 +99,7 @@ static void text_files(void)
 {
     support_enter(folder);
     write_text("a.txt", "x\n\ny\nz\n");
-    write_text("b.txt", "u<|end|>v");
+    write_text("b.txt", "\xef\xbb\xbfu<|end|>v");
     support_config c = SUPPORT_CONFIG("files.0", "a.txt", "files.1", "b.txt", IN_ORDER);
     expect(&c, LONG, "<s>[x\n\ny\nz\n</s>] / <s>[u<|end|>v</s>]");
     c = SUPPORT_CONFIG("files", "a.txt", IN_ORDER, "document_separator", "blank_line");
