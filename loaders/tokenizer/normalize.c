@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <utf8proc.h>
 
+/* A normal form makes a text at most 18 times as long. What grows more is a mistake, or meant to
+ * fill the memory. */
+enum { MOST_GROWTH = 64 };
+
 /* ASCII is in every normal form already. */
 static int64_t ascii_prefix(tok_text t)
 {
@@ -139,6 +143,7 @@ mt_status tok_normalize(const tok_norm *steps, int64_t n, tok_text t, tok_region
                         tok_buf buf[2], tok_text *ret)
 {
     int into = 0;
+    const int64_t most = MOST_GROWTH * t.n + (1 << 16);
     for (int64_t i = 0; i < n; i++) {
         if (is_idle(&steps[i], t))
             continue;
@@ -151,6 +156,11 @@ mt_status tok_normalize(const tok_norm *steps, int64_t n, tok_text t, tok_region
         if (status)
             return status;
         t = tok_buf_text(&buf[into]);
+        if (t.n > most)
+            return tok_fail(MT_ERR_FORMAT,
+                            "step %lld of the normalizer makes a text longer than %d times what it "
+                            "was; no normal form is, so look at the file's normalizer",
+                            (long long)i + 1, (int)MOST_GROWTH);
         into = !into;
     }
     *ret = t;

@@ -436,6 +436,30 @@ static void gives_up_runaway_patterns(void)
     support_leave(folder);
 }
 
+/* Normalizers one after the other that make a text ten times as long each. */
+static void gives_up_growing_texts(void)
+{
+    enum { STAGES = 9, LETTERS = 100000 };
+    char file[2048], *text = malloc(LETTERS);
+    int32_t ids[4];
+    int n = snprintf(file, sizeof file, "{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
+    for (int i = 0; i < STAGES; i++)
+        n += snprintf(file + n, sizeof file - (size_t)n,
+                      "%s{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},"
+                      "\"content\":\"aaaaaaaaaa\"}",
+                      i ? "," : "");
+    snprintf(file + n, sizeof file - (size_t)n, "]}," MODEL "}");
+    support_enter(folder);
+    void *t = open_text(file);
+    memset(text, 'a', LETTERS);
+    int64_t made = iface->encode(t, text, LETTERS, 0, ids, 4);
+    CHECK(made == MT_ERR_FORMAT && strstr(status_text(), "step 2 of the normalizer"), "%d: %s",
+          (int)made, status_text());
+    iface->close(t);
+    free(text);
+    support_leave(folder);
+}
+
 typedef struct job {
     void *tokenizer;
     const char *text;
@@ -507,6 +531,7 @@ int main(int argc, char **argv)
     RUN(repairs_what_is_no_utf8);
     RUN(merges_long_pieces);
     RUN(gives_up_runaway_patterns);
+    RUN(gives_up_growing_texts);
     RUN(runs_on_several_threads);
     return check_done();
 }
