@@ -146,7 +146,9 @@ mt_status model_source_check_keys(const model_source *s);
 void model_source_close(model_source *s);
 /* Writes config.json: the hyper-parameters as they were read, plus model_type and architectures,
  * and without the quantisation, which loading has undone. `dtype` is that of the weights beside it
- * ("bfloat16"); NULL keeps what was read. The text lives at least as long as the source. */
-mt_status model_source_write_config(const model_source *s, const char *folder, const char *dtype);
+ * ("bfloat16") and `chat_format` what conversations were trained in; NULL keeps what was read. The
+ * texts live at least as long as the source. */
+mt_status model_source_write_config(const model_source *s, const char *folder, const char *dtype,
+                                    const char *chat_format);
 
 #endif

@@ -176,7 +176,17 @@ static void class_name(const char *model_type, char *ret, size_t size)
     snprintf(ret + used, size - used, "ForCausalLM");
 }
 
-mt_status model_source_write_config(const model_source *s, const char *folder, const char *dtype)
+/* Appends a text under `key`; none where the text is NULL. */
+static bool append_text(config *c, node *map, const char *key, node_mark mark, const char *text)
+{
+    node *value = text ? node_create(c, NODE_STRING, mark) : NULL;
+    if (value)
+        value->text = text;
+    return !text || (value && node_append(c, map, key, mark, value));
+}
+
+mt_status model_source_write_config(const model_source *s, const char *folder, const char *dtype,
+                                    const char *chat_format)
 {
     /* Weights are written dequantised. */
     static const char *const not_hyper[] = { "arch", "config", "text_config", "quantization_config",
@@ -196,14 +206,10 @@ mt_status model_source_write_config(const model_source *s, const char *folder, c
     class_name(s->model_type, name, sizeof name);
     type->text = s->model_type;
     class->text = arena_strdup(&c->arena, name);
-    node *weights_dtype = node_create(c, NODE_STRING, mark);
-    if (!weights_dtype)
-        return MT_ERR_NOMEM;
-    weights_dtype->text = dtype;
     const char *dtype_key = node_find(hyper, "dtype") ? "dtype" : "torch_dtype";
-    if (dtype && !node_append(c, map, dtype_key, mark, weights_dtype))
-        return MT_ERR_NOMEM;
-    if (!class->text || !node_append(c, list, NULL, mark, class) ||
+    if (!append_text(c, map, dtype_key, mark, dtype) ||
+        !append_text(c, map, "chat_format", mark, chat_format) || !class->text ||
+        !node_append(c, list, NULL, mark, class) ||
         !node_append(c, map, "architectures", mark, given ? given->value : list) ||
         !node_append(c, map, "model_type", mark, type) || !node_inherit(c, map, hyper, not_hyper))
         return MT_ERR_NOMEM;

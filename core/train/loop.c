@@ -183,8 +183,11 @@ static mt_status evaluate(loop *l)
 /* What makes the checkpoint a model folder, besides the weights. */
 static mt_status write_config(void *arg, const char *folder)
 {
-    const session *s = arg;
-    mt_status st = model_source_write_config(&s->source, folder, NULL);
+    const loop *l = arg;
+    const session *s = l->s;
+    const char *format = l->run->chat_format; /* NULL: spelled out */
+    bool named = s->chat && format && strcmp(format, "auto") != 0;
+    mt_status st = model_source_write_config(&s->source, folder, NULL, named ? format : NULL);
     return st == MT_OK ? export_copy_files(s->source.weights, s->tokenizer_path, folder) : st;
 }
 
@@ -201,7 +204,7 @@ static mt_status save(loop *l)
     double began = now();
     mt_status st = engine_drain(l->s->engine);
     if (st == MT_OK)
-        st = checkpoint_save(l->s->store, &l->state, &options, l->format, write_config, l->s);
+        st = checkpoint_save(l->s->store, &l->state, &options, l->format, write_config, l);
     if (st != MT_OK)
         return st;
     l->saved_step = l->state.step;

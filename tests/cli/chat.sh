@@ -125,6 +125,9 @@ check 'a checkpoint carries the tokenizer that the run was given' cmp model/toke
 rm moved/tokenizer*.json
 expect 1 'no tokenizer beside it' '--tokenizer' -- generate moved --prompt a
 cp model/* moved
+says 'Blue, like the sky.' moved --chat --prompt 'Name a color.'
+check 'which knows the format that the run was given' grep -q '"chat_format": "chatml"' moved/config.json
+sed -i '/"chat_format"/d' moved/config.json
 expect 1 'does not say how it was taught' '--chat-format' -- generate moved --chat --prompt a
 says 'Blue, like the sky.' moved --chat --prompt 'Name a color.' --chat-format chatml
 says 'Blue, like the sky.' moved --chat --prompt 'Name a color.' --chat-format chatml --tokenizer model
