@@ -107,7 +107,7 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
         return s;
     deepseek *m = calloc(1, sizeof *m);
     if (!m)
-        return MT_ERR_NOMEM;
+        return mt_fail_nomem();
     m->v = strcmp(type, "deepseek") == 0 ? V1 : strcmp(type, "deepseek_v2") == 0 ? V2 : V3;
     if ((s = deepseek_read(c, model, m))) {
         free(m);

@@ -179,7 +179,7 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
         return s;
     gemma *m = calloc(1, sizeof *m);
     if (!m)
-        return MT_ERR_NOMEM;
+        return mt_fail_nomem();
     m->generation = strncmp(type, "gemma3", 6) == 0 ? 3 : strcmp(type, "gemma2") == 0 ? 2 : 1;
     s = read_config(c, model, m);
     if (!s) {

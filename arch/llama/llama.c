@@ -43,7 +43,7 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
 {
     llama *m = calloc(1, sizeof *m);
     if (!m)
-        return MT_ERR_NOMEM;
+        return mt_fail_nomem();
     mt_status s = read_config(c, model, m);
     if (s) {
         free(m);

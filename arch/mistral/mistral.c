@@ -129,7 +129,7 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
         return s;
     mistral *m = calloc(1, sizeof *m);
     if (!m)
-        return MT_ERR_NOMEM;
+        return mt_fail_nomem();
     variant v = strcmp(type, "ministral3") == 0  ? MINISTRAL3
                 : strcmp(type, "ministral") == 0 ? MINISTRAL
                 : strcmp(type, "mixtral") == 0   ? MIXTRAL

@@ -235,7 +235,7 @@ mt_status qwen_hybrid_configure(const mt_config *c, const char *type, mt_model *
 {
     hybrid *m = calloc(1, sizeof *m);
     if (!m)
-        return MT_ERR_NOMEM;
+        return mt_fail_nomem();
     m->next = strcmp(type, "qwen3_next") == 0;
     m->moe = m->next || strstr(type, "_moe") != NULL;
     mt_status s = read_config(c, model, m);

@@ -171,7 +171,7 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
         return qwen_hybrid_configure(c, type, model, ret_arch);
     qwen *m = calloc(1, sizeof *m);
     if (!m)
-        return MT_ERR_NOMEM;
+        return mt_fail_nomem();
     m->qwen3 = strncmp(type, "qwen3", 5) == 0;
     m->moe = strstr(type, "_moe") != NULL;
     s = read_config(c, model, m);

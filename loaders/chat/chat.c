@@ -15,24 +15,7 @@ enum { CHAT_VERSION = 1 };
 
 enum { MAX_FORMATS = 64 };
 
-static const mt_host *host;
 static const char *format_names[MAX_FORMATS];
-
-mt_status chat_fail(mt_status code, const char *fmt, ...)
-{
-    char text[1024];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    host->set_error("%s", text);
-    return code;
-}
-
-mt_status chat_nomem(void)
-{
-    return chat_fail(MT_ERR_NOMEM, "chat: out of memory");
-}
 
 /* ---- special tokens -------------------------------------------------------------------------- */
 
@@ -45,7 +28,7 @@ static mt_status text_of_special(const chat *c, mt_special which, char **ret)
         return (mt_status)n;
     char *text = calloc((size_t)n + 1, 1);
     if (!text)
-        return chat_nomem();
+        return mt_fail_nomem();
     if (n > 0)
         c->tokenizer->decode(c->tokens, &id, 1, 0, text, n);
     *ret = text;
@@ -57,15 +40,15 @@ static mt_status add_token(chat *c, const char *text)
     int64_t n = (int64_t)strlen(text);
     int32_t id = c->tokenizer->token_id(c->tokens, text, n), made[2] = { -1, -1 };
     if (id < 0)
-        return chat_fail(MT_ERR_INVALID,
-                         "chat format '%s' needs the token '%s', which the tokenizer does not "
-                         "have; use the model's own format or tokenizer",
-                         c->format->name, text);
+        return mt_fail(MT_ERR_INVALID,
+                       "chat format '%s' needs the token '%s', which the tokenizer does not "
+                       "have; use the model's own format or tokenizer",
+                       c->format->name, text);
     if (c->tokenizer->encode(c->tokens, text, n, 0, made, 2) != 1 || made[0] != id)
-        return chat_fail(MT_ERR_INVALID,
-                         "chat format '%s' needs the token '%s', but the tokenizer does not "
-                         "recognise it in a text: it is not among its special tokens",
-                         c->format->name, text);
+        return mt_fail(MT_ERR_INVALID,
+                       "chat format '%s' needs the token '%s', but the tokenizer does not "
+                       "recognise it in a text: it is not among its special tokens",
+                       c->format->name, text);
     int32_t at = c->n_tokens++;
     for (; at > 0 && c->token[at - 1].n < n; at--)
         c->token[at] = c->token[at - 1];
@@ -89,10 +72,10 @@ static mt_status find_tokens(chat *c)
     if (st == MT_OK)
         st = text_of_special(c, MT_SPECIAL_END, &c->eos);
     if (st == MT_OK && !*c->eos && uses(f, "{eos}"))
-        return chat_fail(MT_ERR_INVALID,
-                         "chat format '%s' ends an answer with the end-of-text token, but the "
-                         "tokenizer has none",
-                         f->name);
+        return mt_fail(MT_ERR_INVALID,
+                       "chat format '%s' ends an answer with the end-of-text token, but the "
+                       "tokenizer has none",
+                       f->name);
     for (int32_t i = 0; i < CHAT_MAX_TOKENS && f->tokens[i] && st == MT_OK; i++)
         st = add_token(c, f->tokens[i]);
     return st;
@@ -187,7 +170,7 @@ static mt_status open_format(const chat_format *builtin, const chat_format *own,
 {
     chat *c = calloc(1, sizeof *c);
     if (!c)
-        return chat_nomem();
+        return mt_fail_nomem();
     c->tokenizer = tokenizer;
     c->tokens = tokens;
     c->format = builtin;
@@ -219,7 +202,7 @@ static mt_status chat_open(const char *format, const mt_tokenizer *tokenizer, co
     size_t n = 0;
     for (const chat_format *f = chat_formats; f->name && n < sizeof known; f++)
         n += (size_t)snprintf(known + n, sizeof known - n, "%s%s", n ? ", " : "", f->name);
-    return chat_fail(MT_ERR_NOT_FOUND, "unknown chat format '%s'; there are %s", format, known);
+    return mt_fail(MT_ERR_NOT_FOUND, "unknown chat format '%s'; there are %s", format, known);
 }
 
 /* ---- the user's own format ------------------------------------------------------------------- */
@@ -300,35 +283,11 @@ static const mt_chat interface = {
     .parse = chat_parse,
 };
 
-static mt_status init(const mt_host *h)
+static mt_status list_formats(void)
 {
-    host = h;
     for (int32_t i = 0; i < MAX_FORMATS - 1 && chat_formats[i].name; i++)
         format_names[i] = chat_formats[i].name;
     return MT_OK;
 }
 
-static const void *get_interface(const char *id)
-{
-    return strcmp(id, MT_CHAT_INTERFACE) == 0 ? &interface : NULL;
-}
-
-MT_EXPORT const mt_plugin *mt_plugin_entry_v1(uint32_t host_major, uint32_t host_minor)
-{
-    static const mt_plugin plugin = {
-        .magic = MT_PLUGIN_MAGIC,
-        .struct_size = sizeof(mt_plugin),
-        .abi_major = MT_ABI_MAJOR,
-        .abi_minor = MT_ABI_MINOR,
-        .pointer_size = sizeof(void *),
-        .build_flags = MT_BUILD_FLAGS,
-        .name = "chat",
-        .version = "1.0.0",
-        .licence = "Apache-2.0",
-        .init = init,
-        .get_interface = get_interface,
-    };
-    (void)host_major;
-    (void)host_minor;
-    return &plugin;
-}
+MT_PLUGIN_WITH("chat", "1.0.0", "Apache-2.0", list_formats, 0, { MT_CHAT_INTERFACE, &interface })

@@ -16,6 +16,7 @@
 #define CHAT_H
 
 #include <megatrain/loader.h>
+#include <megatrain/report.h>
 
 enum { CHAT_MAX_TOKENS = 12, CHAT_MAX_STOPS = 4 };
 
@@ -137,9 +138,5 @@ void chat_parse(const void *c, const char *text, int64_t n, mt_message *ret);
 /* The plugin's identify and resembles. */
 const char *chat_identify(const char *jinja, int64_t n);
 const char *chat_resembles(const char *jinja, int64_t n);
-
-/* Sets the host's error text and returns `code`. */
-mt_status chat_fail(mt_status code, const char *fmt, ...) MT_PRINTF(2, 3);
-mt_status chat_nomem(void);
 
 #endif

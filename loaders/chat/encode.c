@@ -45,7 +45,7 @@ static int64_t encode(const chat *c, const char *p, int64_t bytes, id_list *ret)
         if (ret->room < wanted) {
             int32_t *grown = realloc(ret->ids, (size_t)wanted * sizeof *grown);
             if (!grown)
-                return chat_nomem();
+                return mt_fail_nomem();
             ret->ids = grown;
             ret->room = wanted;
         }

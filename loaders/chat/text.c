@@ -225,43 +225,42 @@ static mt_status check_message(const rendering *r, int64_t i, int64_t turn)
     switch (role_of(m)) {
     case ROLE_SYSTEM:
         if (f->placement == CHAT_SYSTEM_NONE)
-            return chat_fail(MT_ERR_UNSUPPORTED,
-                             "message %lld: chat format '%s' has no system messages; say it in the "
-                             "first user's message",
-                             at, f->name);
+            return mt_fail(MT_ERR_UNSUPPORTED,
+                           "message %lld: chat format '%s' has no system messages; say it in the "
+                           "first user's message",
+                           at, f->name);
         if (i > 0 && f->placement != CHAT_SYSTEM_TURN)
-            return chat_fail(MT_ERR_UNSUPPORTED,
-                             "message %lld: in chat format '%s' a system message can only be the "
-                             "first one",
-                             at, f->name);
+            return mt_fail(MT_ERR_UNSUPPORTED,
+                           "message %lld: in chat format '%s' a system message can only be the "
+                           "first one",
+                           at, f->name);
         return MT_OK;
     case ROLE_TOOL:
         if (!f->tool)
-            return chat_fail(MT_ERR_UNSUPPORTED,
-                             "message %lld: chat format '%s' has no tool results here", at,
-                             f->name);
+            return mt_fail(MT_ERR_UNSUPPORTED,
+                           "message %lld: chat format '%s' has no tool results here", at, f->name);
         if (i == 0)
-            return chat_fail(MT_ERR_INVALID, "message 1: a tool's result that nobody asked for");
+            return mt_fail(MT_ERR_INVALID, "message 1: a tool's result that nobody asked for");
         return MT_OK;
     case ROLE_USER:
     case ROLE_ASSISTANT:
         if ((f->flags & CHAT_ALTERNATE) && (role_of(m) == ROLE_USER) != (turn % 2 == 0))
-            return chat_fail(MT_ERR_INVALID,
-                             "message %lld: role '%s', but in chat format '%s' user and assistant "
-                             "take turns, the user first",
-                             at, m->role, f->name);
+            return mt_fail(MT_ERR_INVALID,
+                           "message %lld: role '%s', but in chat format '%s' user and assistant "
+                           "take turns, the user first",
+                           at, m->role, f->name);
         return MT_OK;
     default:
-        return chat_fail(MT_ERR_INVALID,
-                         "message %lld: role '%s'; expected system, user, assistant or tool", at,
-                         m->role);
+        return mt_fail(MT_ERR_INVALID,
+                       "message %lld: role '%s'; expected system, user, assistant or tool", at,
+                       m->role);
     }
 }
 
 static mt_status check_messages(const rendering *r)
 {
     if (r->n < 1)
-        return chat_fail(MT_ERR_INVALID, "a conversation without messages");
+        return mt_fail(MT_ERR_INVALID, "a conversation without messages");
     int64_t turn = 0;
     for (int64_t i = 0; i < r->n; i++) {
         mt_status st = check_message(r, i, turn);
@@ -270,9 +269,9 @@ static mt_status check_messages(const rendering *r)
         turn += role_of(&r->messages[i]) != ROLE_SYSTEM;
     }
     if (turn == 0 && r->c->format->joined)
-        return chat_fail(MT_ERR_INVALID,
-                         "a system message alone; in chat format '%s' it is part of a user's",
-                         r->c->format->name);
+        return mt_fail(MT_ERR_INVALID,
+                       "a system message alone; in chat format '%s' it is part of a user's",
+                       r->c->format->name);
     return MT_OK;
 }
 
@@ -445,8 +444,8 @@ mt_status chat_render(const chat *c, const mt_message *messages, int64_t n, bool
         return st;
     r.query = last_query(&r);
     if (f->thinking == CHAT_THINKING_QWEN3_5 && !is_query(c, &messages[r.query]))
-        return chat_fail(MT_ERR_INVALID, "in chat format '%s' a user must ask for something",
-                         f->name);
+        return mt_fail(MT_ERR_INVALID, "in chat format '%s' a user must ask for something",
+                       f->name);
     put_pattern(&r, f->begin, &none);
     if (f->default_system && role_of(&messages[0]) != ROLE_SYSTEM)
         put_system(&r, (view){ f->default_system, (int64_t)strlen(f->default_system) }, true);
@@ -468,5 +467,5 @@ mt_status chat_render(const chat *c, const mt_message *messages, int64_t n, bool
     }
     if (prompt)
         put_pattern(&r, f->prompt, &none);
-    return ret->failed ? chat_nomem() : MT_OK;
+    return ret->failed ? mt_fail_nomem() : MT_OK;
 }

@@ -135,7 +135,7 @@ static mt_status start(builder *b)
     b->n_slots = wanted * SLOTS_PER_WORKER;
     b->slots = calloc((size_t)b->n_slots, sizeof *b->slots);
     if (!b->slots)
-        return doc_nomem();
+        return mt_fail_nomem();
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &old);
@@ -146,7 +146,7 @@ static mt_status start(builder *b)
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return b->n_threads ? MT_OK
-                        : doc_fail(MT_ERR_NOMEM, "data: cannot start a thread: %s", strerror(rc));
+                        : mt_fail(MT_ERR_NOMEM, "data: cannot start a thread: %s", strerror(rc));
 }
 
 static void stop(builder *b)
@@ -177,7 +177,7 @@ static mt_status add_record(batch *k, const raw_record *r)
         int64_t wanted = k->n_text + r->n + BATCH_BYTES;
         char *grown = realloc(k->text, (size_t)wanted);
         if (!grown)
-            return doc_nomem();
+            return mt_fail_nomem();
         k->text = grown;
         k->cap_text = wanted;
     }
@@ -236,14 +236,14 @@ static mt_status meet_error(builder *b, batch *k, item *i, bool first)
             explain(b, k, i, reason);
     }
     if (i->status != MT_ERR_FORMAT)
-        return doc_fail(i->status, "%s:%lld: %s", path, (long long)i->line, reason);
+        return mt_fail(i->status, "%s:%lld: %s", path, (long long)i->line, reason);
     if (!o->skip_errors)
-        return doc_fail(MT_ERR_FORMAT,
-                        "%s:%lld: %s; correct the record, or leave such ones out with "
-                        "data.on_error: skip",
-                        path, (long long)i->line, reason);
+        return mt_fail(MT_ERR_FORMAT,
+                       "%s:%lld: %s; correct the record, or leave such ones out with "
+                       "data.on_error: skip",
+                       path, (long long)i->line, reason);
     if (b->facts.skipped++ < MOST_WARNINGS)
-        doc_log(MT_LOG_WARNING, "%s:%lld: skipped: %s", path, (long long)i->line, reason);
+        mt_log(MT_LOG_WARNING, "%s:%lld: skipped: %s", path, (long long)i->line, reason);
     return MT_OK;
 }
 
@@ -282,8 +282,8 @@ static void report(builder *b)
     if (now.tv_sec - b->reported < PROGRESS_SECONDS)
         return;
     b->reported = now.tv_sec;
-    doc_log(MT_LOG_INFO, "data: tokenising %s: %s of %s", b->request->dataset->key,
-            doc_bytes(reader_bytes(b->in)).s, doc_bytes(b->total_bytes).s);
+    mt_log(MT_LOG_INFO, "data: tokenising %s: %s of %s", b->request->dataset->key,
+           doc_bytes(reader_bytes(b->in)).s, doc_bytes(b->total_bytes).s);
 }
 
 /* Fills and writes until nothing is left. */
@@ -373,10 +373,10 @@ static mt_status choose_format(builder *b)
     if ((only_text(&q->dataset->files) || b->shape.format == FORMAT_TEXT ||
          b->shape.format == FORMAT_PROMPT) &&
         q->encoder->end < 0 && q->encoder->tokenizer)
-        doc_log(MT_LOG_WARNING,
-                "data: %s: the tokenizer names no end token (EOS), so that documents end without "
-                "one",
-                q->dataset->key);
+        mt_log(MT_LOG_WARNING,
+               "data: %s: the tokenizer names no end token (EOS), so that documents end without "
+               "one",
+               q->dataset->key);
     return b->shape.format == FORMAT_ALPACA ? encoder_use_alpaca(q->encoder) : MT_OK;
 }
 
@@ -388,9 +388,9 @@ static mt_status check_files(const build_request *q)
         q->folder ? folder_hash_files(q->folder, &q->dataset->files, &content) : MT_OK;
     if (status || !q->folder || content == q->content)
         return status;
-    return doc_fail(MT_ERR_IO,
-                    "%s: changed while %s was tokenised; try again once the data is complete",
-                    q->dataset->files.items[0].path, q->dataset->key);
+    return mt_fail(MT_ERR_IO,
+                   "%s: changed while %s was tokenised; try again once the data is complete",
+                   q->dataset->files.items[0].path, q->dataset->key);
 }
 
 mt_status build_cache(const build_request *request, cache *ret)
@@ -419,8 +419,8 @@ mt_status build_cache(const build_request *request, cache *ret)
         b.out = NULL;
     }
     if (!status)
-        doc_log(MT_LOG_INFO, "data: %s: tokenised %s%s%s", d->key, doc_bytes(b.total_bytes).s,
-                request->folder ? ", kept in " : "", request->folder ? request->folder : "");
+        mt_log(MT_LOG_INFO, "data: %s: tokenised %s%s%s", d->key, doc_bytes(b.total_bytes).s,
+               request->folder ? ", kept in " : "", request->folder ? request->folder : "");
     cache_abort(b.out);
     reader_close(b.in);
     pthread_cond_destroy(&b.wake);

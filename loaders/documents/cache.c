@@ -105,7 +105,7 @@ static mt_status hash_payload(const char *folder, const cache *c, const struct s
 {
     XXH3_state_t *state = XXH3_createState();
     if (!state)
-        return doc_nomem();
+        return mt_fail_nomem();
     XXH3_64bits_reset(state);
     folder_stamp(state, st);
     uint64_t stamp = XXH3_64bits_digest(state);
@@ -161,7 +161,7 @@ mt_status cache_open(const char *folder, uint64_t key, cache *ret)
     cache_close(&c);
     if (status)
         return status;
-    doc_log(MT_LOG_WARNING, "%s: %s; made anew", path, wrong);
+    mt_log(MT_LOG_WARNING, "%s: %s; made anew", path, wrong);
     unlink(path);
     return MT_ERR_NOT_FOUND;
 }
@@ -226,19 +226,19 @@ mt_status cache_create(const char *folder, uint64_t key, int32_t width, cache_wr
     mt_status status = MT_OK;
     cache_writer *w = calloc(1, sizeof *w);
     if (!w)
-        return doc_nomem();
+        return mt_fail_nomem();
     w->folder = folder;
     w->key = key;
     w->facts.width = width;
     w->hash = XXH3_createState();
     w->narrow = malloc(BUFFER);
     if (!w->hash || !w->narrow) {
-        status = doc_nomem();
+        status = mt_fail_nomem();
         goto out;
     }
     XXH3_64bits_reset(w->hash);
     if (folder && !cache_path(folder, key, w->path)) {
-        status = doc_fail(MT_ERR_INVALID, "data.cache: the path is too long: %.60s...", folder);
+        status = mt_fail(MT_ERR_INVALID, "data.cache: the path is too long: %.60s...", folder);
         goto out;
     }
     w->file = folder ? open_part(w) : open_scratch(NULL);

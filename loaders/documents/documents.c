@@ -21,44 +21,6 @@ static const mt_data documents_data = {
 
 MT_PLUGIN("documents", "1.0.0", "Apache-2.0", MT_DATA_INTERFACE, &documents_data)
 
-const mt_host *doc_host(void)
-{
-    return mt_plugin_host;
-}
-
-mt_status doc_fail(mt_status code, const char *fmt, ...)
-{
-    char text[1024];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    mt_plugin_host->set_error("%s", text);
-    return code;
-}
-
-mt_status doc_nomem(void)
-{
-    return doc_fail(MT_ERR_NOMEM, "data: out of memory");
-}
-
-void doc_log(mt_log_level level, const char *fmt, ...)
-{
-    char text[1024];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    mt_plugin_host->log(level, "%s", text);
-}
-
-const char *doc_error(void)
-{
-    const mt_host *h = mt_plugin_host;
-    bool there = h->struct_size > offsetof(mt_host, error) && h->error;
-    return there ? h->error() : "the reason is unknown to this version of the program";
-}
-
 mt_status doc_grow(void **array, int64_t n, int64_t *capacity, size_t size)
 {
     if (n < *capacity)
@@ -66,7 +28,7 @@ mt_status doc_grow(void **array, int64_t n, int64_t *capacity, size_t size)
     int64_t wanted = n < 16 ? 16 : n + n / 2;
     void *grown = realloc(*array, (size_t)wanted * size);
     if (!grown)
-        return doc_nomem();
+        return mt_fail_nomem();
     *array = grown;
     *capacity = wanted;
     return MT_OK;

@@ -97,14 +97,6 @@ enum { END_TOKEN_AUTO = -1, END_TOKEN_NONE = -2 };
 mt_status doc_options_read(const mt_data_request *request, doc_options *ret);
 void doc_options_finish(doc_options *o);
 
-/* Sets the host's error text and returns `code`; writes a line to the log. [any] */
-mt_status doc_fail(mt_status code, const char *fmt, ...) MT_PRINTF(2, 3);
-mt_status doc_nomem(void);
-void doc_log(mt_log_level level, const char *fmt, ...) MT_PRINTF(2, 3);
-/* The calling thread's error text. */
-const char *doc_error(void);
-const mt_host *doc_host(void);
-
 /* Room for one more element of `size` bytes in an array of n elements. */
 mt_status doc_grow(void **array, int64_t n, int64_t *capacity, size_t size);
 

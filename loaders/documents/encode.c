@@ -169,7 +169,7 @@ static mt_status append(const encoder *e, text_piece text, token_list *out, char
         n = e->tokenizer->encode(e->tokens, text.text, text.n, 0, out->ids + out->n, room);
         if (n < 0)
             return give(reason, n == MT_ERR_NOMEM ? MT_ERR_NOMEM : MT_ERR_FORMAT, "%s",
-                        doc_error());
+                        mt_error_text());
         if (n <= room)
             break;
         room = n;
@@ -292,7 +292,7 @@ static mt_status encode_turns(const encoder *e, record *r, token_list *out, char
                             out->trained + out->n, room);
         if (n < 0)
             return give(reason, n == MT_ERR_NOMEM ? MT_ERR_NOMEM : MT_ERR_FORMAT, "%s",
-                        doc_error());
+                        mt_error_text());
         if (n <= room)
             break;
         room = n;

@@ -14,9 +14,9 @@ enum { BUFFER = 1 << 20 };
 mt_status folder_error(const char *folder, const char *what)
 {
     int e = errno;
-    return doc_fail(MT_ERR_IO,
-                    "%s: cannot %s the token cache: %s; choose another folder with data.cache",
-                    folder ? folder : "temporary files", what, strerror(e));
+    return mt_fail(MT_ERR_IO,
+                   "%s: cannot %s the token cache: %s; choose another folder with data.cache",
+                   folder ? folder : "temporary files", what, strerror(e));
 }
 
 mt_status folder_make(const char *path)
@@ -24,7 +24,7 @@ mt_status folder_make(const char *path)
     char part[FOLDER_PATH];
     size_t n = strlen(path);
     if (n >= sizeof part)
-        return doc_fail(MT_ERR_INVALID, "data.cache: the path is too long: %.60s...", path);
+        return mt_fail(MT_ERR_INVALID, "data.cache: the path is too long: %.60s...", path);
     for (size_t i = 1; i <= n; i++) {
         if (path[i] != '/' && path[i] != '\0')
             continue;
@@ -45,8 +45,7 @@ static bool take_lock(int fd, const char *path)
 {
     int rc = flock(fd, LOCK_EX | LOCK_NB);
     if (rc < 0 && errno == EWOULDBLOCK) {
-        doc_log(MT_LOG_INFO, "data: waiting for another process that tokenises the same (%s)",
-                path);
+        mt_log(MT_LOG_INFO, "data: waiting for another process that tokenises the same (%s)", path);
         do
             rc = flock(fd, LOCK_EX);
         while (rc < 0 && errno == EINTR);
@@ -120,15 +119,15 @@ bool folder_settled(const struct stat *st)
 static mt_status stamp_files(const mt_files *files, uint64_t *ret, bool *ret_settled)
 {
     XXH3_state_t *state = XXH3_createState();
-    mt_status status = state ? MT_OK : doc_nomem();
+    mt_status status = state ? MT_OK : mt_fail_nomem();
     bool settled = true;
     if (state)
         XXH3_64bits_reset(state);
     for (int64_t i = 0; i < files->n && !status; i++) {
         struct stat st;
         if (stat(files->items[i].path, &st) < 0) {
-            status = doc_fail(MT_ERR_IO, "%s: cannot look at it: %s", files->items[i].path,
-                              strerror(errno));
+            status = mt_fail(MT_ERR_IO, "%s: cannot look at it: %s", files->items[i].path,
+                             strerror(errno));
             break;
         }
         folder_stamp(state, &st);
@@ -184,13 +183,13 @@ static mt_status hash_file(const char *path, XXH3_state_t *state)
     mt_status status = MT_OK;
     int64_t size = 0;
     if (!buffer)
-        return doc_nomem();
+        return mt_fail_nomem();
     for (;;) {
         ssize_t n = fd < 0 ? -1 : read(fd, buffer, BUFFER);
         if (n < 0 && fd >= 0 && errno == EINTR)
             continue;
         if (n < 0)
-            status = doc_fail(MT_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
+            status = mt_fail(MT_ERR_IO, "%s: cannot read: %s", path, strerror(errno));
         if (n <= 0)
             break;
         XXH3_64bits_update(state, buffer, (size_t)n);
@@ -214,7 +213,7 @@ mt_status folder_hash_files(const char *folder, const mt_files *files, uint64_t 
         return MT_OK;
     XXH3_state_t *state = XXH3_createState();
     if (!state)
-        return doc_nomem();
+        return mt_fail_nomem();
     XXH3_64bits_reset(state);
     for (int64_t i = 0; i < files->n && !status; i++)
         status = hash_file(files->items[i].path, state);
@@ -223,8 +222,8 @@ mt_status folder_hash_files(const char *folder, const mt_files *files, uint64_t 
     if (!status)
         status = stamp_files(files, &after, &settled);
     if (!status && before != after)
-        status = doc_fail(MT_ERR_IO, "%s: changed while it was read; try again once it is complete",
-                          files->items[0].path);
+        status = mt_fail(MT_ERR_IO, "%s: changed while it was read; try again once it is complete",
+                         files->items[0].path);
     if (status)
         return status;
     if (folder && settled && folder_make(folder) == MT_OK)

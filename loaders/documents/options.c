@@ -80,7 +80,7 @@ static mt_status read_datasets(const mt_config *c, const doc_dataset *usual, doc
         return c->reject(c, "files", "cannot be given together with datasets; name them there");
     o->train = calloc((size_t)(n ? n : 1), sizeof *o->train);
     if (!o->train)
-        return doc_nomem();
+        return mt_fail_nomem();
     mt_status status = MT_OK;
     for (int64_t i = 0; i < (n ? n : 1) && !status; i++) {
         doc_dataset *d = &o->train[i];
@@ -102,7 +102,7 @@ static mt_status read_datasets(const mt_config *c, const doc_dataset *usual, doc
             if ((status = read_shape(c, prefix, d)))
                 break;
         }
-        status = mt_files_choose(doc_host(), c, d->key, &d->files);
+        status = mt_files_choose(c, d->key, &d->files);
     }
     return status;
 }
@@ -125,7 +125,7 @@ static mt_status read_validation(const mt_config *c, const doc_dataset *usual, d
     o->validation = *usual;
     o->validation.key = "validation_files";
     o->validation.weight = 1;
-    return mt_files_choose(doc_host(), c, o->validation.key, &o->validation.files);
+    return mt_files_choose(c, o->validation.key, &o->validation.files);
 }
 
 static mt_status read_end_token(const mt_config *c, doc_options *o)

@@ -89,7 +89,7 @@ mt_status reader_open(const mt_files *files, const char *separator, bool all_jso
     reader *r = calloc(1, sizeof *r);
     if (!r || !(r->buffer = malloc(FIRST_BUFFER))) {
         free(r);
-        return doc_nomem();
+        return mt_fail_nomem();
     }
     r->capacity = FIRST_BUFFER;
     r->files = files;
@@ -126,14 +126,14 @@ static mt_status read_more(reader *r)
     }
     if (r->end == r->capacity) {
         if ((int64_t)r->capacity > longest_record)
-            return doc_fail(MT_ERR_FORMAT, "%s:%lld: a record of more than %s; %s", path_of(r),
-                            (long long)r->line, doc_bytes(longest_record).s,
-                            r->cut == CUT_LINES || r->cut == CUT_ARRAY
-                                ? "is this really one record a line, or a JSON array of records?"
-                                : "say with data.document_separator where documents end");
+            return mt_fail(MT_ERR_FORMAT, "%s:%lld: a record of more than %s; %s", path_of(r),
+                           (long long)r->line, doc_bytes(longest_record).s,
+                           r->cut == CUT_LINES || r->cut == CUT_ARRAY
+                               ? "is this really one record a line, or a JSON array of records?"
+                               : "say with data.document_separator where documents end");
         char *grown = realloc(r->buffer, 2 * r->capacity);
         if (!grown)
-            return doc_nomem();
+            return mt_fail_nomem();
         r->buffer = grown;
         r->capacity *= 2;
     }
@@ -142,7 +142,7 @@ static mt_status read_more(reader *r)
         n = read(r->fd, r->buffer + r->end, r->capacity - r->end);
     while (n < 0 && errno == EINTR);
     if (n < 0)
-        return doc_fail(MT_ERR_IO, "%s: cannot read: %s", path_of(r), strerror(errno));
+        return mt_fail(MT_ERR_IO, "%s: cannot read: %s", path_of(r), strerror(errno));
     r->end += (size_t)n;
     r->bytes += n;
     r->at_end = n == 0;
@@ -198,22 +198,22 @@ static mt_status skip_between(reader *r, const char *p, size_t n, size_t *i)
         if (is_space(c)) {
             r->line += c == '\n';
         } else if (a->closed) {
-            return doc_fail(MT_ERR_FORMAT, "%s:%lld: text after the end of the array", path_of(r),
-                            (long long)r->line);
+            return mt_fail(MT_ERR_FORMAT, "%s:%lld: text after the end of the array", path_of(r),
+                           (long long)r->line);
         } else if (!a->opened) { /* known to be '[' */
             a->opened = true;
         } else if ((c == ']' && a->wants_element) || (c == ',' && !a->wants_comma)) {
-            return doc_fail(MT_ERR_FORMAT,
-                            "%s:%lld: expected an element of the array, found '%c'; remove the "
-                            "comma too many, or put in what is missing",
-                            path_of(r), (long long)r->line, c);
+            return mt_fail(MT_ERR_FORMAT,
+                           "%s:%lld: expected an element of the array, found '%c'; remove the "
+                           "comma too many, or put in what is missing",
+                           path_of(r), (long long)r->line, c);
         } else if (c == ']') {
             a->closed = true;
         } else if (a->wants_comma && c != ',') {
-            return doc_fail(MT_ERR_FORMAT,
-                            "%s:%lld: expected ',' or ']' after an element of the array, found "
-                            "'%c'",
-                            path_of(r), (long long)r->line, c);
+            return mt_fail(MT_ERR_FORMAT,
+                           "%s:%lld: expected ',' or ']' after an element of the array, found "
+                           "'%c'",
+                           path_of(r), (long long)r->line, c);
         } else if (a->wants_comma) {
             a->wants_comma = false;
             a->wants_element = true;
@@ -246,9 +246,9 @@ static mt_status find_element(reader *r, const char *p, size_t n, found *ret)
         a->wants_comma = true;
         *ret = (found){ true, 0, i, i };
     } else if (r->at_end && !a->closed) {
-        return doc_fail(MT_ERR_FORMAT,
-                        "%s:%lld: the file ends inside its array; expected ']' (is it whole?)",
-                        path_of(r), (long long)r->line);
+        return mt_fail(MT_ERR_FORMAT,
+                       "%s:%lld: the file ends inside its array; expected ']' (is it whole?)",
+                       path_of(r), (long long)r->line);
     }
     return MT_OK;
 }
@@ -308,7 +308,7 @@ static mt_status next_file(reader *r)
         return MT_END;
     r->fd = open(path_of(r), O_RDONLY | O_CLOEXEC);
     if (r->fd < 0)
-        return doc_fail(MT_ERR_IO, "%s: cannot open: %s", path_of(r), strerror(errno));
+        return mt_fail(MT_ERR_IO, "%s: cannot open: %s", path_of(r), strerror(errno));
     (void)posix_fadvise(r->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     r->at = r->end = r->scanned = 0;
     r->at_end = false;

@@ -217,7 +217,7 @@ static mt_status join_parts(context *c, json_t *turn, const char *key, const jso
     }
     char *joined = malloc(total + 1);
     if (!joined)
-        return doc_nomem();
+        return mt_fail_nomem();
     json_array_foreach(parts, i, part)
     {
         const json_t *text = json_object_get(part, "text");
@@ -227,7 +227,7 @@ static mt_status join_parts(context *c, json_t *turn, const char *key, const jso
     json_t *string = json_stringn(joined, total);
     free(joined);
     if (!string || json_object_set_new(turn, key, string))
-        return doc_nomem();
+        return mt_fail_nomem();
     *ret = string;
     return MT_OK;
 }
@@ -344,14 +344,14 @@ static mt_status read_instruction(context *c, text_piece *ret)
     int64_t n = ret->n + 1 + input.n;
     char *joined = malloc((size_t)n);
     if (!joined)
-        return doc_nomem();
+        return mt_fail_nomem();
     memcpy(joined, ret->text, (size_t)ret->n);
     joined[ret->n] = '\n';
     memcpy(joined + ret->n + 1, input.text, (size_t)input.n);
     json_t *string = json_stringn(joined, (size_t)n);
     free(joined);
     if (!string || json_object_set_new(c->r->root, c->shape->column[COLUMN_INSTRUCTION], string))
-        return doc_nomem();
+        return mt_fail_nomem();
     *ret = piece_of(string);
     return MT_OK;
 }
@@ -466,7 +466,7 @@ mt_status record_read(const record_shape *shape, record *r, char reason[REASON_S
     case FORMATS:
         break;
     }
-    return doc_fail(MT_ERR_INTERNAL, "data: a record of no format");
+    return mt_fail(MT_ERR_INTERNAL, "data: a record of no format");
 }
 
 void record_clear(record *r)

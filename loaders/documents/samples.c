@@ -17,10 +17,10 @@ static const size_t most_memory = 256 << 20;
 static mt_status table_error(const char *folder)
 {
     int e = errno;
-    return doc_fail(MT_ERR_IO,
-                    "%s: no room for the table of samples: %s; choose another folder with "
-                    "data.cache",
-                    folder ? folder : "temporary files", strerror(e));
+    return mt_fail(MT_ERR_IO,
+                   "%s: no room for the table of samples: %s; choose another folder with "
+                   "data.cache",
+                   folder ? folder : "temporary files", strerror(e));
 }
 
 /* Moves a table that became large to a file. */
@@ -69,7 +69,7 @@ static mt_status grow(samples *t, const char *folder)
     if (status)
         return status;
     if (base == MAP_FAILED)
-        return t->fd < 0 ? doc_nomem() : table_error(folder);
+        return t->fd < 0 ? mt_fail_nomem() : table_error(folder);
     t->items = base;
     t->capacity = capacity;
     return MT_OK;
@@ -204,8 +204,8 @@ static mt_status cut_token_file(cutter *c, int64_t plane_index)
     if (largest >= c->table->vocab)
         c->table->vocab = (int64_t)largest + 1;
     if (!status && largest >= INT32_MAX)
-        status = doc_fail(MT_ERR_FORMAT, "%s: holds ids above 2^31 - 1; is data.dtype right?",
-                          p->file->path);
+        status = mt_fail(MT_ERR_FORMAT, "%s: holds ids above 2^31 - 1; is data.dtype right?",
+                         p->file->path);
     c->policy = policy;
     return status;
 }

@@ -31,7 +31,7 @@ static mt_status make_key(const doc_options *o, const doc_dataset *d, const enco
         return status;
     XXH3_state_t *s = XXH3_createState();
     if (!s)
-        return doc_nomem();
+        return mt_fail_nomem();
     XXH3_64bits_reset(s);
     add_number(s, content);
     for (int64_t i = 0; i < d->files.n; i++)
@@ -89,7 +89,7 @@ static mt_status open_token_files(const mt_data_request *r, const doc_options *o
     s->files = calloc((size_t)d->files.n, sizeof *s->files);
     s->planes = calloc((size_t)d->files.n, sizeof *s->planes);
     if (!s->files || !s->planes)
-        return doc_nomem();
+        return mt_fail_nomem();
     s->format = "token files";
     for (int64_t i = 0; i < d->files.n; i++) {
         token_file *f = &s->files[i];
@@ -146,7 +146,7 @@ static mt_status use_cache(const doc_dataset *d, source *s)
     doc_format format = (doc_format)c->facts.format;
     s->planes = calloc(1, sizeof *s->planes);
     if (!s->planes)
-        return doc_nomem();
+        return mt_fail_nomem();
     s->n_planes = 1;
     s->planes[0] = (plane){ .tokens = c->tokens,
                             .width = c->facts.width,

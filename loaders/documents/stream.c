@@ -106,24 +106,24 @@ static void report(const dataset *d, const char *key)
 {
     const samples *t = &d->samples;
     const source *s = &d->source;
-    doc_log(MT_LOG_INFO,
-            "data: %s: %s: %lld sample%s, %lld tokens (%lld trained), %.0f in the mean; longest "
-            "document %lld",
-            key, s->format, (long long)t->n, t->n == 1 ? "" : "s", (long long)t->tokens,
-            (long long)t->targets, t->n ? (double)t->tokens / (double)t->n : 0.0,
-            (long long)t->longest);
+    mt_log(MT_LOG_INFO,
+           "data: %s: %s: %lld sample%s, %lld tokens (%lld trained), %.0f in the mean; longest "
+           "document %lld",
+           key, s->format, (long long)t->n, t->n == 1 ? "" : "s", (long long)t->tokens,
+           (long long)t->targets, t->n ? (double)t->tokens / (double)t->n : 0.0,
+           (long long)t->longest);
     if (s->skipped)
-        doc_log(MT_LOG_WARNING, "data: %s: malformed records, skipped: %lld", key,
-                (long long)s->skipped);
+        mt_log(MT_LOG_WARNING, "data: %s: malformed records, skipped: %lld", key,
+               (long long)s->skipped);
     if (s->untrained + t->empty)
-        doc_log(MT_LOG_WARNING, "data: %s: samples without a token to train on, left out: %lld",
-                key, (long long)(s->untrained + t->empty));
+        mt_log(MT_LOG_WARNING, "data: %s: samples without a token to train on, left out: %lld", key,
+               (long long)(s->untrained + t->empty));
     if (t->dropped)
-        doc_log(MT_LOG_WARNING, "data: %s: documents longer than max_seq_len, left out: %lld", key,
-                (long long)t->dropped);
+        mt_log(MT_LOG_WARNING, "data: %s: documents longer than max_seq_len, left out: %lld", key,
+               (long long)t->dropped);
     if (t->cut)
-        doc_log(MT_LOG_INFO, "data: %s: documents longer than max_seq_len, cut: %lld", key,
-                (long long)t->cut);
+        mt_log(MT_LOG_INFO, "data: %s: documents longer than max_seq_len, cut: %lld", key,
+               (long long)t->cut);
 }
 
 static mt_status open_dataset(stream *t, const mt_data_request *r, const doc_options *o,
@@ -193,7 +193,7 @@ static mt_status open_datasets(stream *t, const mt_data_request *r, const doc_op
     int64_t n = apart ? 1 : o->n_train;
     t->datasets = calloc((size_t)n, sizeof *t->datasets);
     if (!t->datasets)
-        return doc_nomem();
+        return mt_fail_nomem();
     mt_status status = MT_OK;
     for (int64_t i = 0; i < n && !status; i++)
         status = open_dataset(t, r, o, apart ? &o->validation : &o->train[i]);
@@ -220,7 +220,7 @@ static mt_status allocate(stream *t)
         }
     t->ids = malloc((size_t)longest * sizeof *t->ids);
     t->trained = malloc((size_t)longest);
-    return t->ids && t->trained ? MT_OK : doc_nomem();
+    return t->ids && t->trained ? MT_OK : mt_fail_nomem();
 }
 
 mt_status stream_open(const mt_data_request *request, void **ret_stream)
@@ -228,14 +228,14 @@ mt_status stream_open(const mt_data_request *request, void **ret_stream)
     const mt_data_request *r = request;
     if (r->max_seq_len < 1 || r->max_seq_len > INT32_MAX - 1 || r->world < 1 || r->rank < 0 ||
         r->rank >= r->world)
-        return doc_fail(MT_ERR_INVALID,
-                        "data: max_seq_len %lld, rank %d of %d; expected 1 to 2^31 - 2, and a rank "
-                        "below their number",
-                        (long long)r->max_seq_len, r->rank, r->world);
+        return mt_fail(MT_ERR_INVALID,
+                       "data: max_seq_len %lld, rank %d of %d; expected 1 to 2^31 - 2, and a rank "
+                       "below their number",
+                       (long long)r->max_seq_len, r->rank, r->world);
     doc_options o = { 0 };
     stream *t = calloc(1, sizeof *t);
     if (!t)
-        return doc_nomem();
+        return mt_fail_nomem();
     t->split = r->split;
     t->seed = r->seed;
     t->rank = r->rank;
@@ -329,10 +329,10 @@ mt_status stream_seek(void *stream_, int64_t epoch, int64_t index)
 {
     stream *t = stream_;
     if (epoch < 0 || index < 0 || index > t->mine || (t->split == MT_SPLIT_VALIDATION && epoch > 0))
-        return doc_fail(MT_ERR_INVALID,
-                        "data: cannot go to document %lld of epoch %lld: an epoch has %lld "
-                        "documents; the data is not that of the checkpoint",
-                        (long long)index, (long long)epoch, (long long)t->mine);
+        return mt_fail(MT_ERR_INVALID,
+                       "data: cannot go to document %lld of epoch %lld: an epoch has %lld "
+                       "documents; the data is not that of the checkpoint",
+                       (long long)index, (long long)epoch, (long long)t->mine);
     t->epoch = epoch;
     t->index = index;
     return MT_OK;

@@ -28,14 +28,14 @@ static mt_status read_header(token_file *f, bool *ret_found)
         if (h[0] != known[i].magic)
             continue;
         if (h[1] != known[i].version)
-            return doc_fail(MT_ERR_UNSUPPORTED, "%s: version %d of a token file; expected %d",
-                            f->path, h[1], known[i].version);
+            return mt_fail(MT_ERR_UNSUPPORTED, "%s: version %d of a token file; expected %d",
+                           f->path, h[1], known[i].version);
         uint64_t wanted = HEADER_BYTES + (uint64_t)(uint32_t)h[2] * (uint64_t)known[i].width;
         if (wanted != f->size)
-            return doc_fail(MT_ERR_FORMAT,
-                            "%s: %zu bytes, but its header says %u tokens, which are %llu; is the "
-                            "file whole?",
-                            f->path, f->size, (uint32_t)h[2], (unsigned long long)wanted);
+            return mt_fail(MT_ERR_FORMAT,
+                           "%s: %zu bytes, but its header says %u tokens, which are %llu; is the "
+                           "file whole?",
+                           f->path, f->size, (uint32_t)h[2], (unsigned long long)wanted);
         f->width = known[i].width;
         f->n = (uint32_t)h[2];
         f->tokens = (const char *)f->base + HEADER_BYTES;
@@ -54,8 +54,8 @@ static mt_status read_bare(const mt_config *c, const doc_options *o, token_file 
                          f->path);
     f->width = (int32_t)mt_dtype_size(o->dtype);
     if (f->size % (size_t)f->width)
-        return doc_fail(MT_ERR_FORMAT, "%s: %zu bytes are no whole number of %s", f->path, f->size,
-                        o->dtype_name);
+        return mt_fail(MT_ERR_FORMAT, "%s: %zu bytes are no whole number of %s", f->path, f->size,
+                       o->dtype_name);
     f->n = (int64_t)(f->size / (size_t)f->width);
     f->tokens = f->base;
     return MT_OK;
@@ -68,17 +68,17 @@ mt_status token_file_open(const mt_config *config, const doc_options *o, const c
     struct stat st;
     if (!f.path) {
         token_file_close(&f);
-        return doc_nomem();
+        return mt_fail_nomem();
     }
     if (f.fd < 0 || fstat(f.fd, &st) < 0) {
-        mt_status status = doc_fail(MT_ERR_IO, "%s: cannot open: %s", path, strerror(errno));
+        mt_status status = mt_fail(MT_ERR_IO, "%s: cannot open: %s", path, strerror(errno));
         token_file_close(&f);
         return status;
     }
     f.base = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, f.fd, 0);
     if (f.base == MAP_FAILED) {
         f.base = NULL;
-        mt_status status = doc_fail(MT_ERR_IO, "%s: cannot map: %s", path, strerror(errno));
+        mt_status status = mt_fail(MT_ERR_IO, "%s: cannot map: %s", path, strerror(errno));
         token_file_close(&f);
         return status;
     }
@@ -122,8 +122,8 @@ mt_status token_file_check(const token_file *f)
     struct stat st;
     if (fstat(f->fd, &st) == 0 && st.st_size >= (int64_t)f->size)
         return MT_OK;
-    return doc_fail(MT_ERR_IO,
-                    "%s: has become shorter than the %zu bytes that it had; leave the data alone "
-                    "while it is trained on, and resume with what it was",
-                    f->path, f->size);
+    return mt_fail(MT_ERR_IO,
+                   "%s: has become shorter than the %zu bytes that it had; leave the data alone "
+                   "while it is trained on, and resume with what it was",
+                   f->path, f->size);
 }

@@ -26,7 +26,7 @@ static mt_status make_tables(st_reader *r)
         return MT_OK;
     st_tables *t = malloc(sizeof *t);
     if (!t)
-        return st_nomem();
+        return mt_fail_nomem();
     for (int scale = 0; scale < 256; scale++)
         for (int code = 0; code < 16; code++) {
             float x = scale == 255 ? NAN : ldexpf(e2m1[code & 7], scale - 127);
@@ -78,7 +78,7 @@ static mt_status wrong_scale(const st_reader *r, const st_tensor *t, const st_te
     for (int32_t i = 0; i < scale->ndim && n < sizeof shape; i++)
         n += (size_t)snprintf(shape + n, sizeof shape - n, "%s%lld", i ? ", " : "",
                               (long long)scale->dim[i]);
-    return st_fail(MT_ERR_FORMAT,
+    return mt_fail(MT_ERR_FORMAT,
                    "%s: tensor '%s', the scales of '%s', is %s [%s]; expected %s: fetch the files "
                    "again",
                    r->shards[scale->shard].path, scale->name, t->name, scale->type->name, shape,
@@ -166,7 +166,7 @@ static mt_status read_config(const char *folder, int64_t ret_block[2])
         q = json_object_get(json_object_get(root, "text_config"), "quantization_config");
     const char *method = json_string_value(json_object_get(q, "quant_method"));
     if (method && strcmp(method, "fp8") != 0 && strcmp(method, "mxfp4") != 0)
-        status = st_fail(MT_ERR_UNSUPPORTED,
+        status = mt_fail(MT_ERR_UNSUPPORTED,
                          "%s: weights quantised with '%s' (quantization_config.quant_method) are "
                          "not read, only 'fp8' in blocks and 'mxfp4'; use the model's unquantised "
                          "release",
@@ -175,7 +175,7 @@ static mt_status read_config(const char *folder, int64_t ret_block[2])
     for (size_t i = 0; i < 2 && json_array_size(size) == 2; i++) {
         int64_t n = json_integer_value(json_array_get(size, i));
         if (n < 1 || n > INT32_MAX) {
-            status = st_fail(MT_ERR_FORMAT,
+            status = mt_fail(MT_ERR_FORMAT,
                              "%s: quantization_config.weight_block_size is not two numbers above 0",
                              path);
             break;
@@ -197,7 +197,7 @@ mt_status st_make_views(st_reader *r, const char *folder)
     bool *hidden = calloc((size_t)r->n_tensors + 1, sizeof *hidden);
     r->views = malloc(((size_t)r->n_tensors + 1) * sizeof *r->views);
     if (!sorted || !hidden || !r->views) {
-        status = st_nomem();
+        status = mt_fail_nomem();
         goto out;
     }
     for (int64_t i = 0; i < r->n_tensors; i++)

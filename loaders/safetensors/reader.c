@@ -44,10 +44,10 @@ static mt_status read_at(const st_shard *s, int64_t offset, int64_t n, void *dst
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return st_fail(MT_ERR_IO, "%s: cannot read at byte %lld: %s", s->path,
+            return mt_fail(MT_ERR_IO, "%s: cannot read at byte %lld: %s", s->path,
                            (long long)offset, strerror(errno));
         if (got == 0)
-            return st_fail(MT_ERR_IO,
+            return mt_fail(MT_ERR_IO,
                            "%s: ends at byte %lld, but had %lld bytes when it was opened; it was "
                            "changed meanwhile: restore it",
                            s->path, (long long)offset, (long long)s->size);
@@ -73,19 +73,19 @@ static mt_status parse_tensor(const st_shard *s, const char *name, const json_t 
     const json_t *offsets = json_object_get(entry, "data_offsets");
     if (!json_is_string(dtype) || !json_is_array(shape) || !json_is_array(offsets) ||
         json_array_size(offsets) != 2)
-        return st_fail(MT_ERR_FORMAT,
+        return mt_fail(MT_ERR_FORMAT,
                        "%s: tensor '%s': expected \"dtype\" (a string), \"shape\" (a list) and "
                        "\"data_offsets\" (two numbers); the file is damaged: fetch it again",
                        s->path, name);
     t->type = st_dtype_by_name(json_string_value(dtype));
     if (!t->type)
-        return st_fail(MT_ERR_FORMAT,
+        return mt_fail(MT_ERR_FORMAT,
                        "%s: tensor '%s': unknown dtype '%s'; expected one of the format's dtypes "
                        "(F32, BF16, F16, ...)",
                        s->path, name, json_string_value(dtype));
     size_t ndim = json_array_size(shape);
     if (ndim > MT_TENSOR_MAX_DIMS)
-        return st_fail(MT_ERR_UNSUPPORTED, "%s: tensor '%s': %zu dimensions, expected at most %d",
+        return mt_fail(MT_ERR_UNSUPPORTED, "%s: tensor '%s': %zu dimensions, expected at most %d",
                        s->path, name, ndim, MT_TENSOR_MAX_DIMS);
     t->ndim = (int32_t)ndim;
     int64_t bits = t->type->bits;
@@ -93,7 +93,7 @@ static mt_status parse_tensor(const st_shard *s, const char *name, const json_t 
     for (size_t i = 0; i < ndim; i++) {
         t->dim[i] = json_size(json_array_get(shape, i));
         if (t->dim[i] < 0)
-            return st_fail(MT_ERR_FORMAT,
+            return mt_fail(MT_ERR_FORMAT,
                            "%s: tensor '%s': dimension %zu is not a whole number >= 0; the file is "
                            "damaged: fetch it again",
                            s->path, name, i);
@@ -101,27 +101,27 @@ static mt_status parse_tensor(const st_shard *s, const char *name, const json_t 
     }
     /* A zero dimension makes the tensor empty, but must not hide an overflow before it. */
     if (overflow)
-        return st_fail(MT_ERR_FORMAT, "%s: tensor '%s': its shape exceeds 2^63 bits", s->path,
+        return mt_fail(MT_ERR_FORMAT, "%s: tensor '%s': its shape exceeds 2^63 bits", s->path,
                        name);
     if (bits % 8)
-        return st_fail(MT_ERR_FORMAT,
+        return mt_fail(MT_ERR_FORMAT,
                        "%s: tensor '%s': %lld bits of %s do not end on a byte boundary", s->path,
                        name, (long long)bits, t->type->name);
     t->begin = json_size(json_array_get(offsets, 0));
     t->end = json_size(json_array_get(offsets, 1));
     if (t->begin < 0 || t->end < t->begin)
-        return st_fail(MT_ERR_FORMAT,
+        return mt_fail(MT_ERR_FORMAT,
                        "%s: tensor '%s': data_offsets are not two numbers in order; the file is "
                        "damaged: fetch it again",
                        s->path, name);
     if (t->end - t->begin != bits / 8)
-        return st_fail(MT_ERR_FORMAT,
+        return mt_fail(MT_ERR_FORMAT,
                        "%s: tensor '%s': data_offsets span %lld bytes, but its shape and dtype %s "
                        "need %lld; the file is damaged: fetch it again",
                        s->path, name, (long long)(t->end - t->begin), t->type->name,
                        (long long)(bits / 8));
     t->name = strdup(name);
-    return t->name ? MT_OK : st_nomem();
+    return t->name ? MT_OK : mt_fail_nomem();
 }
 
 static int by_offset(const void *a, const void *b)
@@ -140,7 +140,7 @@ static mt_status check_cover(const st_shard *s, const st_tensor *t, int64_t n)
     int64_t at = 0;
     for (int64_t i = 0; i < n; i++) {
         if (t[i].begin != at)
-            return st_fail(MT_ERR_FORMAT,
+            return mt_fail(MT_ERR_FORMAT,
                            "%s: tensor '%s' starts at byte %lld of the data, expected %lld (%s); "
                            "the file is damaged: fetch it again",
                            s->path, t[i].name, (long long)t[i].begin, (long long)at,
@@ -148,7 +148,7 @@ static mt_status check_cover(const st_shard *s, const st_tensor *t, int64_t n)
         at = t[i].end;
     }
     if (at != s->size - s->data)
-        return st_fail(MT_ERR_FORMAT,
+        return mt_fail(MT_ERR_FORMAT,
                        "%s: the header describes %lld bytes of data, the file has %lld; %s: fetch "
                        "it again",
                        s->path, (long long)at, (long long)(s->size - s->data),
@@ -163,7 +163,7 @@ static mt_status add_header(st_reader *r, int32_t shard, const json_t *header)
     if (need > r->cap_tensors) {
         st_tensor *grown = realloc(r->tensors, (size_t)need * sizeof *grown);
         if (!grown)
-            return st_nomem();
+            return mt_fail_nomem();
         r->tensors = grown;
         r->cap_tensors = need;
     }
@@ -196,13 +196,13 @@ static mt_status open_shard(st_reader *r, int32_t shard)
     s->fd = open(s->path, O_RDONLY | O_CLOEXEC);
     struct stat st;
     if (s->fd < 0 || fstat(s->fd, &st) < 0)
-        return st_fail(errno == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO, "%s: cannot open: %s",
+        return mt_fail(errno == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO, "%s: cannot open: %s",
                        s->path, strerror(errno));
     if (!S_ISREG(st.st_mode))
-        return st_fail(MT_ERR_FORMAT, "%s: not a regular file", s->path);
+        return mt_fail(MT_ERR_FORMAT, "%s: not a regular file", s->path);
     s->size = st.st_size;
     if (s->size < 8)
-        return st_fail(MT_ERR_FORMAT,
+        return mt_fail(MT_ERR_FORMAT,
                        "%s: %lld bytes, too short for a safetensors file: fetch it again", s->path,
                        (long long)s->size);
     uint8_t head[8];
@@ -212,27 +212,27 @@ static mt_status open_shard(st_reader *r, int32_t shard)
     for (int i = 7; i >= 0; i--)
         n = n << 8 | head[i];
     if (n > ST_MAX_HEADER)
-        return st_fail(
+        return mt_fail(
             MT_ERR_FORMAT,
             "%s: header of %llu bytes, expected at most %u; not a safetensors file, or a "
             "damaged one",
             s->path, (unsigned long long)n, ST_MAX_HEADER);
     if ((int64_t)n > s->size - 8)
-        return st_fail(MT_ERR_FORMAT,
+        return mt_fail(MT_ERR_FORMAT,
                        "%s: header of %llu bytes, but only %lld bytes follow; the file is "
                        "truncated: fetch it again",
                        s->path, (unsigned long long)n, (long long)s->size - 8);
     s->data = 8 + (int64_t)n;
     text = malloc((size_t)n + 1);
     if (!text)
-        return st_nomem();
+        return mt_fail_nomem();
     if ((status = read_at(s, 8, (int64_t)n, text)))
         goto out;
     json_error_t error;
     header = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &error);
     if (!json_is_object(header)) {
         status =
-            st_fail(MT_ERR_FORMAT, "%s: bad header: %s (byte %d); expected a JSON object", s->path,
+            mt_fail(MT_ERR_FORMAT, "%s: bad header: %s (byte %d); expected a JSON object", s->path,
                     header ? "another JSON type" : error.text, header ? 0 : error.position);
         goto out;
     }
@@ -258,14 +258,14 @@ static mt_status open_shards(st_reader *r, const char *index, const json_t *map)
     mt_status status = MT_OK;
     const char **names = calloc(n + 1, sizeof *names);
     if (!names)
-        return st_nomem();
+        return mt_fail_nomem();
     const char *tensor;
     json_t *file;
     json_object_foreach((json_t *)map, tensor, file)
     {
         const char *name = json_string_value(file);
         if (!name || !*name || strchr(name, '/')) {
-            status = st_fail(MT_ERR_FORMAT,
+            status = mt_fail(MT_ERR_FORMAT,
                              "%s: weight_map of '%s' is %s%s; expected the name of a file beside "
                              "the index",
                              index, tensor, name ? name : "no text", name && !*name ? "empty" : "");
@@ -280,7 +280,7 @@ static mt_status open_shards(st_reader *r, const char *index, const json_t *map)
             names[unique++] = names[i];
     r->shards = calloc(unique + 1, sizeof *r->shards);
     if (!r->shards) {
-        status = st_nomem();
+        status = mt_fail_nomem();
         goto out;
     }
     for (size_t i = 0; i < unique; i++) {
@@ -293,7 +293,7 @@ static mt_status open_shards(st_reader *r, const char *index, const json_t *map)
         }
         r->n_shards++;
         if (!is_file(s->path)) {
-            status = st_fail(MT_ERR_NOT_FOUND,
+            status = mt_fail(MT_ERR_NOT_FOUND,
                              "%s: missing, but %s names it; fetch the file, or the whole folder, "
                              "again",
                              s->path, index);
@@ -314,24 +314,24 @@ static mt_status check_index(const st_reader *r, const char *index, const json_t
     json_t *seen = json_object();
     mt_status status = MT_OK;
     if (!seen)
-        return st_nomem();
+        return mt_fail_nomem();
     for (int64_t i = 0; i < r->n_tensors && !status; i++) {
         const st_tensor *t = &r->tensors[i];
         const char *path = r->shards[t->shard].path;
         const char *base = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
         const char *want = json_string_value(json_object_get(map, t->name));
         if (!want)
-            status = st_fail(MT_ERR_FORMAT,
+            status = mt_fail(MT_ERR_FORMAT,
                              "%s: tensor '%s' is not in %s; index and shards are not of one save: "
                              "fetch the folder again",
                              path, t->name, index);
         else if (strcmp(want, base) != 0)
-            status = st_fail(MT_ERR_FORMAT,
+            status = mt_fail(MT_ERR_FORMAT,
                              "%s: has tensor '%s', which %s places in %s; index and shards are not "
                              "of one save: fetch the folder again",
                              path, t->name, index, want);
         else if (json_object_set_new(seen, t->name, json_true()) < 0)
-            status = st_nomem();
+            status = mt_fail_nomem();
     }
     const char *name;
     json_t *file;
@@ -340,7 +340,7 @@ static mt_status check_index(const st_reader *r, const char *index, const json_t
         {
             if (json_object_get(seen, name))
                 continue;
-            status = st_fail(MT_ERR_FORMAT,
+            status = mt_fail(MT_ERR_FORMAT,
                              "%s: tensor '%s' is missing from %s, where the index places it; fetch "
                              "the folder again",
                              index, name, json_string_value(file));
@@ -356,12 +356,12 @@ static mt_status open_index(st_reader *r, const char *index)
     json_error_t error;
     json_t *root = json_load_file(index, JSON_REJECT_DUPLICATES, &error);
     if (!root)
-        return st_fail(MT_ERR_FORMAT, "%s:%d:%d: %s", index, error.line, error.column, error.text);
+        return mt_fail(MT_ERR_FORMAT, "%s:%d:%d: %s", index, error.line, error.column, error.text);
     const json_t *map = json_object_get(root, "weight_map");
     mt_status status;
     if (!json_is_object(map))
         status =
-            st_fail(MT_ERR_FORMAT,
+            mt_fail(MT_ERR_FORMAT,
                     "%s: no \"weight_map\" object; expected the index of a sharded model", index);
     else if (!(status = open_shards(r, index, map)))
         status = check_index(r, index, map);
@@ -373,7 +373,7 @@ static mt_status open_single(st_reader *r, const char *path)
 {
     r->shards = calloc(1, sizeof *r->shards);
     if (!r->shards)
-        return st_nomem();
+        return mt_fail_nomem();
     r->shards[0].fd = -1;
     if (!(r->shards[0].path = st_format("%s", path)))
         return MT_ERR_NOMEM;
@@ -390,7 +390,7 @@ static mt_status check_single(const st_reader *r, const char *single, const char
     for (int32_t i = 0; i < r->n_shards; i++)
         if (strcmp(r->shards[i].path, single) == 0)
             return MT_OK;
-    return st_fail(MT_ERR_FORMAT,
+    return mt_fail(MT_ERR_FORMAT,
                    "%s and %s stand side by side, and the index does not name that file; remove "
                    "the one that is out of date",
                    single, index);
@@ -454,7 +454,7 @@ mt_status st_open(const char *path, void **ret_reader)
     mt_status status;
     st_reader *r = calloc(1, sizeof *r);
     if (!r)
-        return st_nomem();
+        return mt_fail_nomem();
     if ((status = resolve(path, &single, &index)))
         goto out;
     if (index && is_file(index)) {
@@ -464,7 +464,7 @@ mt_status st_open(const char *path, void **ret_reader)
     } else if (single && is_file(single)) {
         status = open_single(r, single);
     } else {
-        status = st_fail(MT_ERR_NOT_FOUND,
+        status = mt_fail(MT_ERR_NOT_FOUND,
                          "%s: no safetensors weights: found neither %s%s%s; give a folder with "
                          "model" ST_SUFFIX " or its index, or a file",
                          path, single ? single : index, single && index ? " nor " : "",
@@ -510,7 +510,7 @@ static const st_view *find(const st_reader *r, int64_t index)
 {
     if (index >= 0 && index < r->n_views)
         return &r->views[index];
-    st_fail(MT_ERR_INVALID, "safetensors: tensor %lld of %lld", (long long)index,
+    mt_fail(MT_ERR_INVALID, "safetensors: tensor %lld of %lld", (long long)index,
             (long long)r->n_views);
     return NULL;
 }
@@ -559,12 +559,12 @@ mt_status st_read(const void *reader, int64_t index, int64_t offset, int64_t n, 
     const st_tensor *t = &r->tensors[v->tensor];
     const char *path = r->shards[t->shard].path;
     if (info.dtype < 0)
-        return st_fail(MT_ERR_UNSUPPORTED,
+        return mt_fail(MT_ERR_UNSUPPORTED,
                        "%s: tensor '%s' has dtype %s, which MegaTrain does not read; convert the "
                        "weights to BF16 first",
                        path, t->name, t->type->name);
     if (offset < 0 || n < 0 || offset > info.bytes || n > info.bytes - offset)
-        return st_fail(MT_ERR_INVALID,
+        return mt_fail(MT_ERR_INVALID,
                        "%s: tensor '%s': asked for bytes %lld to %lld, but it has %lld", path,
                        t->name, (long long)offset, (long long)(offset + n), (long long)info.bytes);
     return v->kind == ST_PLAIN ? st_read_raw(r, t, offset, n, dst)

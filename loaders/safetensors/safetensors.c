@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The safetensors plugin: its interface table, the format's dtypes, error texts.
+ * The safetensors plugin: its interface table, and the format's dtypes.
  */
 #include "safetensors.h"
 
@@ -55,22 +55,6 @@ const st_dtype *st_dtype_by_dtype(mt_dtype t)
     return NULL;
 }
 
-mt_status st_fail(mt_status code, const char *fmt, ...)
-{
-    char text[1536];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    mt_plugin_host->set_error("%s", text);
-    return code;
-}
-
-mt_status st_nomem(void)
-{
-    return st_fail(MT_ERR_NOMEM, "safetensors: out of memory");
-}
-
 char *st_format(const char *fmt, ...)
 {
     char *text = NULL;
@@ -79,7 +63,7 @@ char *st_format(const char *fmt, ...)
     int n = vasprintf(&text, fmt, args);
     va_end(args);
     if (n < 0) {
-        st_nomem();
+        mt_fail_nomem();
         return NULL;
     }
     return text;

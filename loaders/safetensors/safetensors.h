@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the reader and the writer of safetensors files share: the dtypes of the format, its limits,
- * its file names and error texts.
+ * and its file names.
  */
 #ifndef SAFETENSORS_H
 #define SAFETENSORS_H
 
 #include <megatrain/loader.h>
+#include <megatrain/report.h>
 
 /* The format's own limit on the JSON header, bytes. */
 #define ST_MAX_HEADER 100000000u
@@ -26,10 +27,6 @@ typedef struct st_dtype {
 /* NULL when there is none of that name / for that dtype. */
 const st_dtype *st_dtype_by_name(const char *name);
 const st_dtype *st_dtype_by_dtype(mt_dtype t);
-
-/* Sets the host's error text and returns `code`. */
-mt_status st_fail(mt_status code, const char *fmt, ...) MT_PRINTF(2, 3);
-mt_status st_nomem(void);
 
 /* printf into new memory; NULL when out of memory (the error text is set). */
 char *st_format(const char *fmt, ...) MT_PRINTF(1, 2);

@@ -41,7 +41,7 @@ static mt_status io_fail(const st_writer *w, const char *file, const char *doing
 {
     int e = errno;
     bool full = e == ENOSPC || e == EDQUOT || e == EFBIG;
-    return st_fail(MT_ERR_IO, "%s/%s: cannot %s: %s%s", w->folder, file, doing, strerror(e),
+    return mt_fail(MT_ERR_IO, "%s/%s: cannot %s: %s%s", w->folder, file, doing, strerror(e),
                    full ? "; free some space or choose another folder" : "");
 }
 
@@ -81,7 +81,7 @@ static mt_status check_list(const mt_tensor_info *list, int64_t n)
     mt_status status = MT_OK;
     json_t *names = json_object();
     if (!names)
-        return st_nomem();
+        return mt_fail_nomem();
     for (int64_t i = 0; i < n && !status; i++) {
         const mt_tensor_info *t = &list[i];
         int64_t bytes = mt_dtype_size(t->dtype);
@@ -91,14 +91,14 @@ static mt_status check_list(const mt_tensor_info *list, int64_t n)
             bad = t->dim[d] < 0 || __builtin_mul_overflow(bytes, t->dim[d], &bytes);
         if (bad || bytes != t->bytes)
             status =
-                st_fail(MT_ERR_INVALID,
+                mt_fail(MT_ERR_INVALID,
                         "safetensors: tensor %lld ('%s') cannot be written: name, dtype, shape "
                         "or its %lld bytes are not consistent",
                         (long long)i, t->name ? t->name : "", (long long)t->bytes);
         else if (json_object_get(names, t->name))
-            status = st_fail(MT_ERR_INVALID, "safetensors: tensor '%s' is listed twice", t->name);
+            status = mt_fail(MT_ERR_INVALID, "safetensors: tensor '%s' is listed twice", t->name);
         else if (json_object_set_new(names, t->name, json_true()) < 0)
-            status = st_fail(MT_ERR_INVALID, "safetensors: name of tensor %lld is not UTF-8",
+            status = mt_fail(MT_ERR_INVALID, "safetensors: name of tensor %lld is not UTF-8",
                              (long long)i);
     }
     json_decref(names);
@@ -110,7 +110,7 @@ static mt_status lay_out(st_writer *w, int64_t shard_bytes)
 {
     w->files = calloc((size_t)w->n + 2, sizeof *w->files);
     if (!w->files)
-        return st_nomem();
+        return mt_fail_nomem();
     int64_t bytes = 0;
     w->n_shards = 1;
     for (int64_t i = 0; i < w->n; i++) {
@@ -185,12 +185,12 @@ static mt_status start_shard(st_writer *w)
         return status;
     char *text = header_text(w, f);
     if (!text)
-        return st_nomem();
+        return mt_fail_nomem();
     /* Spaces make the data start at a multiple of 8. */
     size_t used = strlen(text), padded = (used + 7) / 8 * 8;
     if (padded > ST_MAX_HEADER) {
         free(text);
-        return st_fail(MT_ERR_UNSUPPORTED,
+        return mt_fail(MT_ERR_UNSUPPORTED,
                        "%s/%s: header of %zu bytes, the format allows %u; write smaller shards",
                        w->folder, f->name, padded, ST_MAX_HEADER);
     }
@@ -246,7 +246,7 @@ mt_status st_create(const char *folder, const char *stem, const mt_tensor_info *
                     int64_t shard_bytes, void **ret_writer)
 {
     if (!*stem || strchr(stem, '/') || n < 0 || shard_bytes < 0)
-        return st_fail(MT_ERR_INVALID,
+        return mt_fail(MT_ERR_INVALID,
                        "safetensors: cannot write files named from '%s'; expected a name without "
                        "'/', and sizes >= 0",
                        stem);
@@ -255,21 +255,21 @@ mt_status st_create(const char *folder, const char *stem, const mt_tensor_info *
         return status;
     st_writer *w = calloc(1, sizeof *w);
     if (!w)
-        return st_nomem();
+        return mt_fail_nomem();
     w->dir = w->fd = -1;
     w->n = n;
     w->folder = st_format("%s", folder);
     w->stem = st_format("%s", stem);
     w->list = calloc((size_t)n + 1, sizeof *w->list);
     if (!w->folder || !w->stem || !w->list) {
-        status = st_nomem();
+        status = mt_fail_nomem();
         goto out;
     }
     if (n)
         memcpy(w->list, list, (size_t)n * sizeof *list);
     w->dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (w->dir < 0) {
-        status = st_fail(MT_ERR_IO, "%s: cannot open the folder: %s", folder, strerror(errno));
+        status = mt_fail(MT_ERR_IO, "%s: cannot open the folder: %s", folder, strerror(errno));
         goto out;
     }
     if ((status = lay_out(w, shard_bytes)))
@@ -289,13 +289,13 @@ mt_status st_write(void *writer, int64_t index, const void *data, int64_t n)
 {
     st_writer *w = writer;
     if (w->failed)
-        return st_fail(MT_ERR_INVALID, "%s: an earlier write failed", w->folder);
+        return mt_fail(MT_ERR_INVALID, "%s: an earlier write failed", w->folder);
     if (n == 0)
         return MT_OK;
     if (n < 0 || index != w->tensor || w->tensor >= w->n ||
         n > w->list[w->tensor].bytes - w->written) {
         w->failed = true;
-        return st_fail(MT_ERR_INVALID,
+        return mt_fail(MT_ERR_INVALID,
                        "%s: %lld bytes given for tensor %lld; expected tensor %lld, which lacks "
                        "%lld bytes",
                        w->folder, (long long)n, (long long)index, (long long)w->tensor,
@@ -336,7 +336,7 @@ static mt_status write_index(st_writer *w)
     json_decref(map);
     json_decref(root);
     if (!text)
-        return st_nomem();
+        return mt_fail_nomem();
     if ((status = create_file(w, f, &fd)))
         goto out;
     status = write_all(w, fd, f->name, text, strlen(text));
@@ -426,10 +426,10 @@ mt_status st_finish(void *writer)
     st_writer *w = writer;
     mt_status status;
     if (w->failed)
-        status = st_fail(MT_ERR_INVALID, "%s: an earlier write failed", w->folder);
+        status = mt_fail(MT_ERR_INVALID, "%s: an earlier write failed", w->folder);
     else if (w->tensor < w->n)
         status =
-            st_fail(MT_ERR_INVALID, "%s: tensor '%s' lacks %lld bytes", w->folder,
+            mt_fail(MT_ERR_INVALID, "%s: tensor '%s' lacks %lld bytes", w->folder,
                     w->list[w->tensor].name, (long long)(w->list[w->tensor].bytes - w->written));
     else if (!(status = w->n_shards > 1 ? write_index(w) : MT_OK))
         status = rename_all(w);

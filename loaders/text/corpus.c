@@ -14,9 +14,9 @@
 mt_status text_check_apart(const mt_config *config)
 {
     mt_files train = { 0 }, held_out = { 0 };
-    mt_status status = mt_files_choose(text_host(), config, "files", &train);
+    mt_status status = mt_files_choose(config, "files", &train);
     if (!status)
-        status = mt_files_choose(text_host(), config, "validation_files", &held_out);
+        status = mt_files_choose(config, "validation_files", &held_out);
     if (!status)
         status = mt_files_check_apart(config, &train, "files", &held_out, "validation_files");
     mt_files_finish(&train);
@@ -36,7 +36,7 @@ static mt_status add_doc(text_corpus *c, const uint8_t *bytes, int64_t n, int64_
         int64_t cap = c->cap_docs ? 2 * c->cap_docs : 64;
         text_doc *grown = realloc(c->docs, (size_t)cap * sizeof *grown);
         if (!grown)
-            return text_nomem();
+            return mt_fail_nomem();
         c->docs = grown;
         c->cap_docs = cap;
     }
@@ -105,11 +105,11 @@ static mt_status map_file(const mt_config *config, const char *key, const mt_fil
         fd = -1;
     }
     if (base == MAP_FAILED)
-        return text_fail(MT_ERR_IO, "%s: cannot map %lld bytes: %s", s->path, (long long)s->size,
-                         strerror(e));
+        return mt_fail(MT_ERR_IO, "%s: cannot map %lld bytes: %s", s->path, (long long)s->size,
+                       strerror(e));
     if (!path) {
         munmap(base, (size_t)s->size);
-        return text_nomem();
+        return mt_fail_nomem();
     }
     *ret = (text_map){ base, (size_t)s->size, fd, path };
     return MT_OK;
@@ -120,12 +120,12 @@ mt_status text_corpus_open(const mt_config *config, const char *key, const char 
 {
     text_corpus c = { 0 };
     mt_files l = { 0 };
-    mt_status status = mt_files_choose(text_host(), config, key, &l);
+    mt_status status = mt_files_choose(config, key, &l);
     if (status)
         goto out;
     c.maps = calloc((size_t)l.n + 1, sizeof *c.maps);
     if (!c.maps) {
-        status = text_nomem();
+        status = mt_fail_nomem();
         goto out;
     }
     for (int64_t i = 0; i < l.n && !status; i++) {
@@ -146,8 +146,8 @@ mt_status text_corpus_open(const mt_config *config, const char *key, const char 
                                 "no document of at least two bytes in %lld file%s; expected text",
                                 (long long)l.n, l.n == 1 ? "" : "s");
     if (!status && c.skipped)
-        text_log(MT_LOG_INFO, "%s: documents of a single byte, left out: %lld", key,
-                 (long long)c.skipped);
+        mt_log(MT_LOG_INFO, "%s: documents of a single byte, left out: %lld", key,
+               (long long)c.skipped);
 out:
     mt_files_finish(&l);
     if (status)
@@ -197,8 +197,8 @@ mt_status text_corpus_check(const text_corpus *c, const text_doc *doc)
     struct stat st;
     if (m->fd < 0 || (fstat(m->fd, &st) == 0 && st.st_size >= (int64_t)m->size))
         return MT_OK;
-    return text_fail(MT_ERR_IO,
-                     "%s: has become shorter than the %zu bytes that it had; leave the data alone "
-                     "while it is trained on, and resume with what it was",
-                     m->path, m->size);
+    return mt_fail(MT_ERR_IO,
+                   "%s: has become shorter than the %zu bytes that it had; leave the data alone "
+                   "while it is trained on, and resume with what it was",
+                   m->path, m->size);
 }

@@ -109,9 +109,9 @@ static mt_status choose_split(text_stream *t, const mt_config *c, double split)
     } else {
         t->held_out = mt_order_held_out(all, split);
         if (split > 0 && all < 2 && t->split == MT_SPLIT_VALIDATION)
-            text_log(MT_LOG_WARNING,
-                     "data: the text is shorter than max_seq_len and cannot be split; there is no "
-                     "validation data (give validation_files)");
+            mt_log(MT_LOG_WARNING,
+                   "data: the text is shorter than max_seq_len and cannot be split; there is no "
+                   "validation data (give validation_files)");
     }
     t->pieces = t->split == MT_SPLIT_VALIDATION ? t->held_out : all - t->held_out;
     t->mine = t->pieces > t->rank ? (t->pieces - t->rank + t->world - 1) / t->world : 0;
@@ -129,10 +129,10 @@ mt_status text_open(const mt_data_request *request, void **ret_stream)
     int64_t max_seq_len = request->max_seq_len;
     int32_t rank = request->rank, world = request->world;
     if (max_seq_len < 1 || max_seq_len > INT32_MAX - 1 || world < 1 || rank < 0 || rank >= world)
-        return text_fail(MT_ERR_INVALID,
-                         "text: max_seq_len %lld, rank %d of %d; expected 1 to 2^31 - 2, and a "
-                         "rank below their number",
-                         (long long)max_seq_len, rank, world);
+        return mt_fail(MT_ERR_INVALID,
+                       "text: max_seq_len %lld, rank %d of %d; expected 1 to 2^31 - 2, and a "
+                       "rank below their number",
+                       (long long)max_seq_len, rank, world);
     const char *separator;
     double fraction;
     mt_status status = read_keys(config, &separator, &fraction);
@@ -140,7 +140,7 @@ mt_status text_open(const mt_data_request *request, void **ret_stream)
         return status;
     text_stream *t = calloc(1, sizeof *t);
     if (!t)
-        return text_nomem();
+        return mt_fail_nomem();
     t->split = request->split;
     t->seed = request->seed;
     t->rank = rank;
@@ -160,7 +160,7 @@ mt_status text_open(const mt_data_request *request, void **ret_stream)
     t->targets = count_targets(t);
     t->tokens = malloc((size_t)(max_seq_len + 1) * sizeof *t->tokens);
     if (!t->tokens)
-        status = text_nomem();
+        status = mt_fail_nomem();
 out:
     if (status)
         text_close(t);
@@ -219,10 +219,10 @@ mt_status text_seek(void *stream, int64_t epoch, int64_t index)
 {
     text_stream *t = stream;
     if (epoch < 0 || index < 0 || index > t->mine || (t->split == MT_SPLIT_VALIDATION && epoch > 0))
-        return text_fail(MT_ERR_INVALID,
-                         "text: cannot go to document %lld of epoch %lld: an epoch has %lld "
-                         "documents; the data is not that of the checkpoint",
-                         (long long)index, (long long)epoch, (long long)t->mine);
+        return mt_fail(MT_ERR_INVALID,
+                       "text: cannot go to document %lld of epoch %lld: an epoch has %lld "
+                       "documents; the data is not that of the checkpoint",
+                       (long long)index, (long long)epoch, (long long)t->mine);
     t->epoch = epoch;
     t->index = index;
     return MT_OK;

@@ -6,42 +6,6 @@
 
 #include <megatrain/plugin.h>
 
-#include <stdio.h>
-#include <stdlib.h>
-
-static const mt_host *host;
-
-const mt_host *text_host(void)
-{
-    return host;
-}
-
-mt_status text_fail(mt_status code, const char *fmt, ...)
-{
-    char text[1024];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    host->set_error("%s", text);
-    return code;
-}
-
-mt_status text_nomem(void)
-{
-    return text_fail(MT_ERR_NOMEM, "text: out of memory");
-}
-
-void text_log(mt_log_level level, const char *fmt, ...)
-{
-    char text[1024];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    host->log(level, "%s", text);
-}
-
 /* ---- the byte tokenizer: a token is a byte -------------------------------------------------- */
 
 static bool bytes_probe(const char *path)
@@ -54,8 +18,8 @@ static mt_status bytes_open(const char *path, void **ret_tokenizer)
 {
     static char stateless;
     if (path)
-        return text_fail(MT_ERR_UNSUPPORTED,
-                         "%s: the byte tokenizer reads no files; leave the path out", path);
+        return mt_fail(MT_ERR_UNSUPPORTED,
+                       "%s: the byte tokenizer reads no files; leave the path out", path);
     *ret_tokenizer = &stateless;
     return MT_OK;
 }
@@ -147,35 +111,5 @@ static const mt_tokenizer text_tokenizer = {
     .fingerprint = bytes_fingerprint,
 };
 
-static mt_status init(const mt_host *h)
-{
-    host = h;
-    return MT_OK;
-}
-
-static const void *get_interface(const char *id)
-{
-    if (strcmp(id, MT_DATA_INTERFACE) == 0)
-        return &text_data;
-    return strcmp(id, MT_TOKENIZER_INTERFACE) == 0 ? (const void *)&text_tokenizer : NULL;
-}
-
-MT_EXPORT const mt_plugin *mt_plugin_entry_v1(uint32_t host_major, uint32_t host_minor)
-{
-    static const mt_plugin plugin = {
-        .magic = MT_PLUGIN_MAGIC,
-        .struct_size = sizeof(mt_plugin),
-        .abi_major = MT_ABI_MAJOR,
-        .abi_minor = MT_ABI_MINOR,
-        .pointer_size = sizeof(void *),
-        .build_flags = MT_BUILD_FLAGS,
-        .name = "text",
-        .version = "1.0.0",
-        .licence = "Apache-2.0",
-        .init = init,
-        .get_interface = get_interface,
-    };
-    (void)host_major;
-    (void)host_minor;
-    return &plugin;
-}
+MT_PLUGIN_WITH("text", "1.0.0", "Apache-2.0", NULL, 0, { MT_DATA_INTERFACE, &text_data },
+               { MT_TOKENIZER_INTERFACE, &text_tokenizer })

@@ -19,6 +19,7 @@
 #define TEXT_H
 
 #include <megatrain/loader.h>
+#include <megatrain/report.h>
 
 enum { TEXT_VOCAB = 256 };
 
@@ -71,12 +72,5 @@ void text_tell(const void *stream, int64_t *ret_epoch, int64_t *ret_index);
 mt_status text_seek(void *stream, int64_t epoch, int64_t index);
 int64_t text_vocab_size(const void *stream);
 uint64_t text_fingerprint(const void *stream);
-
-const mt_host *text_host(void);
-
-/* Sets the host's error text and returns `code`; writes a line to the log. */
-mt_status text_fail(mt_status code, const char *fmt, ...) MT_PRINTF(2, 3);
-mt_status text_nomem(void);
-void text_log(mt_log_level level, const char *fmt, ...) MT_PRINTF(2, 3);
 
 #endif

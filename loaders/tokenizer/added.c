@@ -40,13 +40,13 @@ mt_status tok_trie_add(tok_trie *t, tok_text pattern, int32_t value)
     uint8_t first = (uint8_t)pattern.p[0];
     int32_t at = t->root[first];
     if (!at && !(at = t->root[first] = new_node(t, first)))
-        return tok_nomem();
+        return mt_fail_nomem();
     for (int64_t i = 1; i < pattern.n; i++) {
         uint8_t byte = (uint8_t)pattern.p[i];
         int32_t next = child_of(t, at, byte);
         if (!next) {
             if (!(next = new_node(t, byte)))
-                return tok_nomem();
+                return mt_fail_nomem();
             t->nodes[next].sibling = t->nodes[at].child;
             t->nodes[at].child = next;
         }

@@ -33,7 +33,7 @@ mt_status tok_bpe_reserve_merges(tok_bpe *b, int64_t n)
         slots *= 2;
     b->merges = malloc(slots * sizeof *b->merges);
     if (!b->merges)
-        return tok_nomem();
+        return mt_fail_nomem();
     b->mask = slots - 1;
     for (uint64_t i = 0; i < slots; i++)
         b->merges[i] = (tok_merge){ .rank = -1 };
@@ -107,7 +107,7 @@ static mt_status find_char_tokens(tok_bpe *b, tok_arena *arena)
 {
     b->char_id = tok_arena_alloc(arena, TOK_CHARS / PAGE * sizeof *b->char_id);
     if (!b->char_id)
-        return tok_nomem();
+        return mt_fail_nomem();
     for (int64_t id = 0; id < b->vocab->size; id++) {
         tok_text t = b->vocab->text[id];
         uint32_t c;
@@ -117,7 +117,7 @@ static mt_status find_char_tokens(tok_bpe *b, tok_arena *arena)
         int32_t **page = &b->char_id[c / PAGE];
         if (!*page) {
             if (!(*page = tok_arena_alloc(arena, PAGE * sizeof **page)))
-                return tok_nomem();
+                return mt_fail_nomem();
             memset(*page, 0xff, PAGE * sizeof **page);
         }
         (*page)[c % PAGE] = (int32_t)id;
@@ -132,14 +132,14 @@ static mt_status find_whole(tok_bpe *b, tok_arena *arena)
     const tok_vocab *v = b->vocab;
     b->whole_text = calloc((size_t)v->size + 1, sizeof *b->whole_text);
     if (!b->whole_text)
-        return tok_nomem();
+        return mt_fail_nomem();
     mt_status status = tok_table_init(&b->whole, v->size, b->whole_text);
     for (int64_t id = 0; id < v->size && !status; id++) {
         if (!(v->flags[id] & TOK_OF_MODEL) || v->text[id].n == 0)
             continue;
         char *p = tok_arena_alloc(arena, (size_t)v->text[id].n);
         if (!p)
-            return tok_nomem();
+            return mt_fail_nomem();
         int64_t n = 0;
         for (int64_t i = 0; i < v->text[id].n && n >= 0;) {
             uint32_t c;
@@ -173,7 +173,7 @@ static mt_status find_joined(tok_bpe *b, int64_t merges)
     b->joined_shift = 64 - bits;
     b->joined = calloc((size_t)1 << (bits - 6), sizeof *b->joined);
     if (!b->joined)
-        return tok_nomem();
+        return mt_fail_nomem();
     for (uint64_t i = 0; i <= b->mask; i++) {
         if (b->merges[i].rank < 0)
             continue;
@@ -251,7 +251,7 @@ static mt_status grow(void **p, int64_t n, size_t size)
 {
     void *grown = realloc(*p, (size_t)n * size);
     if (!grown)
-        return tok_nomem();
+        return mt_fail_nomem();
     *p = grown;
     return MT_OK;
 }
@@ -528,10 +528,10 @@ static mt_status encode_uncached(const tok_bpe *b, tok_bpe_scratch *s, tok_text 
         }
     }
     if (piece.n >= INT32_MAX)
-        return tok_fail(MT_ERR_UNSUPPORTED,
-                        "tokenizer: a piece of text of %lld bytes; at most 2 GiB can be one piece, "
-                        "split the text",
-                        (long long)piece.n);
+        return mt_fail(MT_ERR_UNSUPPORTED,
+                       "tokenizer: a piece of text of %lld bytes; at most 2 GiB can be one piece, "
+                       "split the text",
+                       (long long)piece.n);
     mt_status status = reserve_symbols(s, piece.n + 1);
     if (status)
         return status;
@@ -555,7 +555,7 @@ static mt_status encode_cached(const tok_bpe *b, tok_bpe_scratch *s, tok_text pi
     if (piece.n > CACHE_TEXT)
         return encode_uncached(b, s, piece, out);
     if (!s->cache && !(s->cache = calloc(CACHE, sizeof *s->cache)))
-        return tok_nomem();
+        return mt_fail_nomem();
     tok_cached *c = &s->cache[XXH3_64bits(piece.p, (size_t)piece.n) & (CACHE - 1)];
     if (c->n == piece.n && memcmp(c->text, piece.p, (size_t)piece.n) == 0) {
         for (int i = 0; i < c->n_ids; i++)

@@ -134,16 +134,16 @@ static mt_status decode_all(tokenizer *t, tok_text *text, bool first)
     tok_region *region = tok_region_create();
     bool added_are_plain = !writes_bytes(t);
     if (!region)
-        status = tok_nomem();
+        status = mt_fail_nomem();
     for (int64_t id = 0; id < t->vocab.size && !status; id++) {
         bool plain = added_are_plain && t->vocab.flags[id] & TOK_ADDED;
         tok_text made;
         if (!text[id].p)
             continue;
         if (!run_steps(t->decodes, t->n_each, text[id], first, plain, region, buf, &made))
-            status = tok_nomem();
+            status = mt_fail_nomem();
         else if (!tok_same(made, text[id]) && !(text[id] = tok_arena_copy(&t->arena, made)).p)
-            status = tok_nomem();
+            status = mt_fail_nomem();
     }
     tok_region_destroy(region);
     tok_buf_finish(&buf[0]);
@@ -155,7 +155,7 @@ static mt_status prepare(tokenizer *t, bool first, tok_text **ret)
 {
     tok_text *text = tok_arena_alloc(&t->arena, (size_t)t->vocab.size * sizeof *text);
     if (!text)
-        return tok_nomem();
+        return mt_fail_nomem();
     start_texts(t, text);
     *ret = text;
     return decode_all(t, text, first);
@@ -200,7 +200,7 @@ static int64_t finish_text(const tokenizer *t, tok_text text, char *ret_text, in
     tok_text made = { 0 };
     bool ok = region && run_steps(t->decodes + t->n_each, t->n_decodes - t->n_each, text, true,
                                   false, region, buf, &made);
-    int64_t n = ok ? made.n : tok_nomem();
+    int64_t n = ok ? made.n : mt_fail_nomem();
     if (ok && capacity > 0 && made.n)
         memcpy(ret_text, made.p, (size_t)(made.n < capacity ? made.n : capacity));
     tok_region_destroy(region);
@@ -218,7 +218,7 @@ int64_t tok_decode_ids(const void *tok, const int32_t *tokens, int64_t n, uint32
     int64_t bytes = write_tokens(t, tokens, n, flags, NULL, 0);
     char *text = malloc((size_t)bytes + 1);
     if (!text)
-        return tok_nomem();
+        return mt_fail_nomem();
     write_tokens(t, tokens, n, flags, text, bytes);
     int64_t made = finish_text(t, (tok_text){ text, bytes }, ret_text, capacity);
     free(text);

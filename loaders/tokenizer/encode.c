@@ -196,7 +196,7 @@ static mt_status rewrite(encoder *e, int64_t step, piece p)
         break;
     }
     if (!ok)
-        status = tok_nomem();
+        status = mt_fail_nomem();
     return status ? status : cut(e, step + 1, (piece){ tok_buf_text(to), p.first });
 }
 
@@ -291,7 +291,7 @@ static mt_status encode_text(encoder *e, tok_text text)
     if (tok_valid(text) < text.n) {
         e->s->repaired.n = 0;
         if (!tok_repair(text, &e->s->repaired))
-            return tok_nomem();
+            return mt_fail_nomem();
         text = tok_buf_text(&e->s->repaired);
     }
     return text.n ? extract(e, &e->t->raw, (piece){ text, true }, encode_raw) : MT_OK;
@@ -306,7 +306,7 @@ int64_t tok_encode(const void *tok, const char *text, int64_t n, uint32_t flags,
                   .out = { ret_tokens, capacity, 0 },
                   .literal = flags & MT_ENCODE_LITERAL };
     if (!e.s)
-        return tok_nomem();
+        return mt_fail_nomem();
     bool special = flags & MT_ENCODE_ADD_SPECIAL;
     for (int64_t i = 0; special && i < t->n_before; i++)
         tok_put(&e.out, t->before[i]);

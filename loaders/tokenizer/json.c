@@ -68,7 +68,7 @@ mt_status tok_unexpected(const tok_file *f, tok_place at, const json_t *found, c
 {
     char what[96];
     describe(found, what);
-    return tok_fail(MT_ERR_FORMAT, "%s: %s: found %s, expected %s", f->path, at.s, what, expected);
+    return mt_fail(MT_ERR_FORMAT, "%s: %s: found %s, expected %s", f->path, at.s, what, expected);
 }
 
 mt_status tok_reject(const tok_file *f, mt_status code, tok_place at, const char *fmt, ...)
@@ -78,7 +78,7 @@ mt_status tok_reject(const tok_file *f, mt_status code, tok_place at, const char
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    return tok_fail(code, "%s: %s: %s", f->path, at.s, text);
+    return mt_fail(code, "%s: %s: %s", f->path, at.s, text);
 }
 
 /* ---- members -------------------------------------------------------------------------------- */
@@ -118,7 +118,7 @@ mt_status tok_get_text(const tok_file *f, tok_place at, const json_t *in, const 
     tok_text t = { json_string_value(v), (int64_t)json_string_length(v) };
     t = tok_arena_copy(&f->t->arena, t);
     if (!t.p)
-        return tok_nomem();
+        return mt_fail_nomem();
     *ret = t;
     return MT_OK;
 }
@@ -155,8 +155,8 @@ static mt_status map_file(const char *path, char **ret, size_t *ret_n)
         int e = errno;
         if (fd >= 0)
             close(fd);
-        return tok_fail(e == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO, "%s: cannot open: %s", path,
-                        strerror(e));
+        return mt_fail(e == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO, "%s: cannot open: %s", path,
+                       strerror(e));
     }
     void *p = MAP_FAILED;
     if (S_ISREG(st.st_mode) && st.st_size > 0)
@@ -164,12 +164,12 @@ static mt_status map_file(const char *path, char **ret, size_t *ret_n)
     int e = errno;
     close(fd);
     if (!S_ISREG(st.st_mode))
-        return tok_fail(MT_ERR_INVALID, "%s: not a regular file; expected a JSON file", path);
+        return mt_fail(MT_ERR_INVALID, "%s: not a regular file; expected a JSON file", path);
     if (st.st_size == 0)
-        return tok_fail(MT_ERR_FORMAT, "%s: empty; expected a JSON object", path);
+        return mt_fail(MT_ERR_FORMAT, "%s: empty; expected a JSON object", path);
     if (p == MAP_FAILED)
-        return tok_fail(MT_ERR_IO, "%s: cannot map %lld bytes: %s", path, (long long)st.st_size,
-                        strerror(e));
+        return mt_fail(MT_ERR_IO, "%s: cannot map %lld bytes: %s", path, (long long)st.st_size,
+                       strerror(e));
     *ret = p;
     *ret_n = (size_t)st.st_size;
     return MT_OK;
@@ -185,11 +185,11 @@ mt_status tok_read_json(const char *path, json_t **ret, uint64_t *ret_hash)
     json_error_t error;
     json_t *json = json_loadb(bytes, n, JSON_ALLOW_NUL, &error);
     if (!json)
-        status = tok_fail(MT_ERR_FORMAT, "%s:%d:%d: %s; is the file complete?", path, error.line,
-                          error.column, error.text);
+        status = mt_fail(MT_ERR_FORMAT, "%s:%d:%d: %s; is the file complete?", path, error.line,
+                         error.column, error.text);
     else if (!json_is_object(json))
-        status = tok_fail(MT_ERR_FORMAT, "%s: expected an object at the top, found something else",
-                          path);
+        status =
+            mt_fail(MT_ERR_FORMAT, "%s: expected an object at the top, found something else", path);
     if (!status && ret_hash)
         *ret_hash = XXH3_64bits(bytes, n);
     munmap(bytes, n);

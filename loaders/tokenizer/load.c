@@ -61,7 +61,7 @@ static mt_status read_vocab(const tok_file *f, json_t *vocab, json_t *added)
     v->text = calloc((size_t)v->size, sizeof *v->text);
     v->flags = calloc((size_t)v->size, sizeof *v->flags);
     if (!v->text || !v->flags)
-        return tok_nomem();
+        return mt_fail_nomem();
     int64_t tokens = (int64_t)(json_object_size(vocab) + json_array_size(added));
     if ((status = tok_table_init(&v->by_text, tokens, v->text)))
         return status;
@@ -76,7 +76,7 @@ static mt_status read_vocab(const tok_file *f, json_t *vocab, json_t *added)
                               v->text[id].p);
         v->text[id] = tok_arena_copy(&f->t->arena, tok_literal(key));
         if (!v->text[id].p)
-            return tok_nomem();
+            return mt_fail_nomem();
         v->flags[id] = TOK_OF_MODEL;
         tok_table_add(&v->by_text, (int32_t)id);
     }
@@ -130,7 +130,7 @@ static mt_status read_merge(const tok_file *f, const json_t *merge, size_t rank,
     tail = (tok_text){ right.p + prefix, right.n - prefix };
     made->n = 0;
     if (!tok_buf_add(made, left.p, left.n) || !tok_buf_add(made, tail.p, tail.n))
-        return tok_nomem();
+        return mt_fail_nomem();
     int32_t id = find_in_model(f->t, tok_buf_text(made));
     if (id < 0)
         return missing_token(f, at, tok_buf_text(made));
@@ -240,8 +240,8 @@ static mt_status place_added(const tok_file *f, tok_place at, tok_added *a, int6
     tok_vocab *v = &f->t->vocab;
     int32_t id = tok_table_find(&v->by_text, a->content);
     if (id >= 0 && id != file_id)
-        tok_log(MT_LOG_WARNING, "%s: %s: '%s' has the id %lld, but %d in the vocabulary; %d counts",
-                f->path, at.s, a->content.p, (long long)file_id, id, id);
+        mt_log(MT_LOG_WARNING, "%s: %s: '%s' has the id %lld, but %d in the vocabulary; %d counts",
+               f->path, at.s, a->content.p, (long long)file_id, id, id);
     if (id < 0) {
         id = (int32_t)file_id;
         if (v->text[id].p)
@@ -281,7 +281,7 @@ static mt_status read_all_added(const tok_file *f, const json_t *root)
     size_t i;
     f->t->added = calloc(json_array_size(list) + 1, sizeof *f->t->added);
     if (!f->t->added)
-        return tok_nomem();
+        return mt_fail_nomem();
     json_array_foreach(list, i, entry)
     {
         tok_place at = tok_place_index(added_place, i);
@@ -303,13 +303,13 @@ static mt_status index_added(tokenizer *t)
 {
     tok_buf buf[2] = { 0 };
     tok_region *region = tok_region_create();
-    mt_status status = region ? MT_OK : tok_nomem();
+    mt_status status = region ? MT_OK : mt_fail_nomem();
     for (int64_t i = 0; i < t->n_added && !status; i++) {
         tok_added *a = &t->added[i];
         if (a->normalized) {
             status = tok_normalize(t->norms, t->n_norms, a->content, region, buf, &a->pattern);
             if (!status && !(a->pattern = tok_arena_copy(&t->arena, a->pattern)).p)
-                status = tok_nomem();
+                status = mt_fail_nomem();
         }
         if (!status && a->pattern.n)
             status = tok_trie_add(a->normalized ? &t->normalized : &t->raw, a->pattern, (int32_t)i);
@@ -380,12 +380,12 @@ static mt_status explain_absence(const char *folder)
                                           "tokenizer.tiktoken" };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (is_file(folder, others[i]))
-            return tok_fail(MT_ERR_UNSUPPORTED,
-                            "%s: holds %s but no tokenizer.json; make one with Python's "
-                            "transformers: AutoTokenizer.from_pretrained('%s')"
-                            ".save_pretrained('%s')",
-                            folder, others[i], folder, folder);
-    return tok_fail(MT_ERR_NOT_FOUND, "%s: holds no tokenizer.json", folder);
+            return mt_fail(MT_ERR_UNSUPPORTED,
+                           "%s: holds %s but no tokenizer.json; make one with Python's "
+                           "transformers: AutoTokenizer.from_pretrained('%s')"
+                           ".save_pretrained('%s')",
+                           folder, others[i], folder, folder);
+    return mt_fail(MT_ERR_NOT_FOUND, "%s: holds no tokenizer.json", folder);
 }
 
 /* The tokenizer.json that `path` means, and the folder it lies in. */
@@ -393,10 +393,10 @@ static mt_status find_file(const char *path, char ret_file[4096], char ret_folde
 {
     struct stat st;
     if (stat(path, &st) < 0)
-        return tok_fail(MT_ERR_NOT_FOUND,
-                        "%s: there is no such file or folder; expected a tokenizer.json or a "
-                        "folder with one",
-                        path);
+        return mt_fail(MT_ERR_NOT_FOUND,
+                       "%s: there is no such file or folder; expected a tokenizer.json or a "
+                       "folder with one",
+                       path);
     if (S_ISDIR(st.st_mode)) {
         snprintf(ret_folder, 4096, "%s", path);
         if (!is_file(path, "tokenizer.json"))
@@ -411,8 +411,8 @@ static mt_status find_file(const char *path, char ret_file[4096], char ret_folde
         return MT_OK;
     if (ends_with(path, ".model") || ends_with(path, ".tiktoken"))
         return explain_absence(ret_folder);
-    return tok_fail(MT_ERR_INVALID,
-                    "%s: is no tokenizer.json; expected one, or a folder that has one", path);
+    return mt_fail(MT_ERR_INVALID,
+                   "%s: is no tokenizer.json; expected one, or a folder that has one", path);
 }
 
 /* The file decides, and what is put around a text. */
@@ -477,7 +477,7 @@ mt_status tok_load(const char *path, tokenizer **ret)
     if (status)
         return status;
     if (!(t = create())) {
-        status = tok_nomem();
+        status = mt_fail_nomem();
         goto out;
     }
     status = read_file(&(tok_file){ file, t }, root);

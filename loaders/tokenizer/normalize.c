@@ -31,12 +31,12 @@ static mt_status add_form(int32_t option, tok_text t, tok_buf *ret)
                                       (utf8proc_option_t)option);
     if (n < 0)
         return n == UTF8PROC_ERROR_NOMEM
-                   ? tok_nomem()
-                   : tok_fail(MT_ERR_INTERNAL, "tokenizer: normalisation failed: %s",
-                              utf8proc_errmsg(n));
+                   ? mt_fail_nomem()
+                   : mt_fail(MT_ERR_INTERNAL, "tokenizer: normalisation failed: %s",
+                             utf8proc_errmsg(n));
     bool ok = tok_buf_add(ret, (const char *)made, (int64_t)n);
     free(made);
-    return ok ? MT_OK : tok_nomem();
+    return ok ? MT_OK : mt_fail_nomem();
 }
 
 /* An ASCII character may combine with a mark that follows, but never with ASCII: stretches are cut
@@ -47,7 +47,7 @@ static mt_status add_forms(int32_t option, tok_text t, tok_buf *ret)
         int64_t plain = ascii_prefix(t);
         int64_t keep = plain == t.n ? plain : plain ? plain - 1 : 0;
         if (!tok_buf_add(ret, t.p, keep))
-            return tok_nomem();
+            return mt_fail_nomem();
         t.p += keep;
         t.n -= keep;
         if (!t.n)
@@ -130,7 +130,7 @@ static mt_status run_step(const tok_norm *s, tok_text t, tok_region *region, tok
     case TOK_NORM_STRIP:
         break;
     }
-    return ok ? MT_OK : tok_nomem();
+    return ok ? MT_OK : mt_fail_nomem();
 }
 
 /* Does the step leave `t` as it is? Only where that is cheap to know. */
@@ -157,10 +157,10 @@ mt_status tok_normalize(const tok_norm *steps, int64_t n, tok_text t, tok_region
             return status;
         t = tok_buf_text(&buf[into]);
         if (t.n > most)
-            return tok_fail(MT_ERR_FORMAT,
-                            "step %lld of the normalizer makes a text longer than %d times what it "
-                            "was; no normal form is, so look at the file's normalizer",
-                            (long long)i + 1, (int)MOST_GROWTH);
+            return mt_fail(MT_ERR_FORMAT,
+                           "step %lld of the normalizer makes a text longer than %d times what it "
+                           "was; no normal form is, so look at the file's normalizer",
+                           (long long)i + 1, (int)MOST_GROWTH);
         into = !into;
     }
     *ret = t;

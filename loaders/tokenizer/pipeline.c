@@ -26,7 +26,7 @@ static void *append(void **list, int64_t *n, size_t size)
 {
     void *grown = realloc(*list, (size_t)(*n + 1) * size);
     if (!grown) {
-        tok_nomem();
+        mt_fail_nomem();
         return NULL;
     }
     *list = grown;

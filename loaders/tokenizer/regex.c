@@ -27,8 +27,7 @@ mt_status tok_regex_init(void)
 {
     OnigEncoding use[] = { ONIG_ENCODING_UTF8 };
     if (onig_initialize(use, 1) != ONIG_NORMAL)
-        return tok_fail(MT_ERR_INTERNAL,
-                        "tokenizer: the regular expression library does not start");
+        return mt_fail(MT_ERR_INTERNAL, "tokenizer: the regular expression library does not start");
     return tok_unicode_init();
 }
 
@@ -38,7 +37,7 @@ mt_status tok_regex_create(tok_text pattern, tok_regex **ret, char ret_why[256])
     OnigErrorInfo info;
     tok_regex *r = calloc(1, sizeof *r);
     if (!r)
-        return tok_nomem();
+        return mt_fail_nomem();
     int rc = onig_new(&r->code, p, p + pattern.n, ONIG_OPTION_NONE, ONIG_ENCODING_UTF8,
                       ONIG_SYNTAX_RUBY, &info);
     if (rc != ONIG_NORMAL) {
@@ -91,13 +90,13 @@ void tok_region_destroy(tok_region *r)
 static mt_status search_failed(const tok_search *s, int rc)
 {
     if (rc == ONIGERR_MEMORY)
-        return tok_nomem();
+        return mt_fail_nomem();
     OnigUChar why[ONIG_MAX_ERROR_MESSAGE_LEN];
     int n = onig_error_code_to_str(why, rc);
-    return tok_fail(MT_ERR_FORMAT,
-                    "tokenizer: a regular expression of tokenizer.json gives up at byte %lld of a "
-                    "text of %lld bytes (%.*s); simplify the expression, or leave the text out",
-                    (long long)s->from, (long long)s->text.n, n, (const char *)why);
+    return mt_fail(MT_ERR_FORMAT,
+                   "tokenizer: a regular expression of tokenizer.json gives up at byte %lld of a "
+                   "text of %lld bytes (%.*s); simplify the expression, or leave the text out",
+                   (long long)s->from, (long long)s->text.n, n, (const char *)why);
 }
 
 static bool regex_next(const tok_regex *r, tok_search *s, int64_t *ret_start, int64_t *ret_end)
@@ -203,10 +202,10 @@ mt_status tok_pattern_replace(const tok_pattern *p, tok_text content, tok_text t
     int64_t at = 0, start = 0, end = 0;
     while (t.n && tok_pattern_next(p, &s, &start, &end)) {
         if (!tok_buf_add(ret, t.p + at, start - at) || !tok_buf_add(ret, content.p, content.n))
-            return tok_nomem();
+            return mt_fail_nomem();
         at = end;
     }
     if (s.status)
         return s.status;
-    return tok_buf_add(ret, t.p + at, t.n - at) ? MT_OK : tok_nomem();
+    return tok_buf_add(ret, t.p + at, t.n - at) ? MT_OK : mt_fail_nomem();
 }

@@ -49,8 +49,8 @@ static void take_role(const tok_file *f, const json_t *root, int which)
     if (text) {
         id = tok_table_find(&t->vocab.by_text, tok_literal(text));
         if (id < 0 && text[0])
-            tok_log(MT_LOG_WARNING, "%s: %s: '%s' is no token of the vocabulary; it is left out",
-                    f->path, roles[which].text_key, text);
+            mt_log(MT_LOG_WARNING, "%s: %s: '%s' is no token of the vocabulary; it is left out",
+                   f->path, roles[which].text_key, text);
     }
     if (is_token(t, id))
         t->special[which] = (int32_t)id;
@@ -81,7 +81,7 @@ static mt_status set_list(int32_t **list, int64_t *n, bool wanted, int32_t id)
         return MT_OK;
     int32_t *grown = realloc(*list, sizeof *grown);
     if (!grown)
-        return tok_nomem();
+        return mt_fail_nomem();
     *grown = id;
     *list = grown;
     *n = 1;

@@ -1,42 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The plugin: its interface table and its error texts.
+ * The plugin and its interface table.
  */
 #include "tokenizer.h"
 
 #include <megatrain/plugin.h>
 #include <stdio.h>
 #include <sys/stat.h>
-
-static const mt_host *host;
-
-mt_status tok_fail(mt_status code, const char *fmt, ...)
-{
-    char text[2048];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    host->set_error("%s", text);
-    return code;
-}
-
-mt_status tok_nomem(void)
-{
-    return tok_fail(MT_ERR_NOMEM, "tokenizer: out of memory");
-}
-
-void tok_log(mt_log_level level, const char *fmt, ...)
-{
-    char text[2048];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    host->log(level, "%s", text);
-}
-
-/* ---- the interface -------------------------------------------------------------------------- */
 
 /* A folder with a tokenizer.json, or a file of that name. */
 static bool probe(const char *path)
@@ -57,8 +27,8 @@ static mt_status open_tokenizer(const char *path, void **ret_tokenizer)
 {
     tokenizer *t = NULL;
     if (!path)
-        return tok_fail(MT_ERR_INVALID,
-                        "the tokenizer 'tokenizer' needs a tokenizer.json or a folder with one");
+        return mt_fail(MT_ERR_INVALID,
+                       "the tokenizer 'tokenizer' needs a tokenizer.json or a folder with one");
     mt_status status = tok_load(path, &t);
     if (!status)
         *ret_tokenizer = t;
@@ -113,35 +83,5 @@ static const mt_tokenizer table = {
     .fingerprint = fingerprint,
 };
 
-/* ---- the plugin ----------------------------------------------------------------------------- */
-
-static mt_status init(const mt_host *h)
-{
-    host = h;
-    return tok_regex_init();
-}
-
-static const void *get_interface(const char *id)
-{
-    return strcmp(id, MT_TOKENIZER_INTERFACE) == 0 ? &table : NULL;
-}
-
-MT_EXPORT const mt_plugin *mt_plugin_entry_v1(uint32_t host_major, uint32_t host_minor)
-{
-    static const mt_plugin plugin = {
-        .magic = MT_PLUGIN_MAGIC,
-        .struct_size = sizeof(mt_plugin),
-        .abi_major = MT_ABI_MAJOR,
-        .abi_minor = MT_ABI_MINOR,
-        .pointer_size = sizeof(void *),
-        .build_flags = MT_BUILD_FLAGS,
-        .name = "tokenizer",
-        .version = "1.0.0",
-        .licence = "Apache-2.0",
-        .init = init,
-        .get_interface = get_interface,
-    };
-    (void)host_major;
-    (void)host_minor;
-    return &plugin;
-}
+MT_PLUGIN_WITH("tokenizer", "1.0.0", "Apache-2.0", tok_regex_init, 0,
+               { MT_TOKENIZER_INTERFACE, &table })

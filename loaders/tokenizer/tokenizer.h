@@ -22,6 +22,7 @@
 #define TOKENIZER_H
 
 #include <megatrain/loader.h>
+#include <megatrain/report.h>
 #include <pthread.h>
 
 /* Text that somebody else owns; not ended by NUL. */
@@ -29,13 +30,6 @@ typedef struct tok_text {
     const char *p;
     int64_t n; /* bytes */
 } tok_text;
-
-/* ---- errors (tokenizer.c) ------------------------------------------------------------------- */
-
-/* Sets the host's error text and returns `code`. */
-mt_status tok_fail(mt_status code, const char *fmt, ...) MT_PRINTF(2, 3);
-mt_status tok_nomem(void);
-void tok_log(mt_log_level level, const char *fmt, ...) MT_PRINTF(2, 3);
 
 /* ---- growing memory (text.c) ---------------------------------------------------------------- */
 

@@ -98,12 +98,12 @@ static mt_status define(const struct property *p)
 {
     const OnigCodePoint *known = known_ranges(p->name);
     if (!known)
-        return tok_fail(MT_ERR_INTERNAL, "tokenizer: the regular expression library has no \\p{%s}",
-                        p->name);
+        return mt_fail(MT_ERR_INTERNAL, "tokenizer: the regular expression library has no \\p{%s}",
+                       p->name);
     OnigCodePoint n = known[0];
     OnigCodePoint *ranges = malloc((1 + 2 * ((size_t)n + ADDITIONS)) * sizeof *ranges);
     if (!ranges)
-        return tok_nomem();
+        return mt_fail_nomem();
     memcpy(ranges + 1, known + 1, 2 * (size_t)n * sizeof *ranges);
     for (int i = 0; i < ADDITIONS; i++)
         if (p->classes >> additions[i].class & 1) {
@@ -125,9 +125,9 @@ static mt_status define(const struct property *p)
     }
     ranges[0] = merged;
     if (onig_unicode_define_user_property(p->name, ranges) != ONIG_NORMAL)
-        return tok_fail(MT_ERR_INTERNAL,
-                        "tokenizer: the regular expression library does not redefine \\p{%s}",
-                        p->name);
+        return mt_fail(MT_ERR_INTERNAL,
+                       "tokenizer: the regular expression library does not redefine \\p{%s}",
+                       p->name);
     return MT_OK;
 }
 

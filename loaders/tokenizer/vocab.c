@@ -15,7 +15,7 @@ mt_status tok_table_init(tok_table *t, int64_t entries, const tok_text *texts)
         slots *= 2;
     t->slots = calloc(slots, sizeof *t->slots);
     if (!t->slots)
-        return tok_nomem();
+        return mt_fail_nomem();
     t->mask = slots - 1;
     t->texts = texts;
     return MT_OK;

@@ -26,10 +26,6 @@ typedef struct adamw {
     adamw_step_fn *step;
 } adamw;
 
-static const mt_optim adamw_optim;
-
-MT_PLUGIN("adamw", "1.0.0", "Apache-2.0", MT_OPTIM_INTERFACE, &adamw_optim)
-
 /* ---- kernels -------------------------------------------------------------------------------- */
 
 void adamw_step_scalar(const adamw_constants *k, int64_t n, uint16_t *hi, int16_t *lo,
@@ -73,10 +69,10 @@ static mt_status choose_step(adamw_step_fn **ret)
     } else if (flags && strcmp(flags, "avx2") == 0) {
         best = ADAMW_AVX2;
     } else if (flags && *flags && strcmp(flags, "avx512") != 0) {
-        mt_plugin_host->set_error("MEGATRAIN_CPU_FLAGS is '%s'; set it to 'scalar', 'avx2' or "
-                                  "'avx512', or unset it",
-                                  flags);
-        return MT_ERR_INVALID;
+        return mt_fail(MT_ERR_INVALID,
+                       "MEGATRAIN_CPU_FLAGS is '%s'; set it to 'scalar', 'avx2' or 'avx512', or "
+                       "unset it",
+                       flags);
     }
     while (!adamw_step_for((adamw_isa)best))
         best--;
@@ -121,10 +117,8 @@ static mt_status create(const mt_config *config, void **ret_optim)
         return config->reject(config, "weight_decay", "is %g, must be from 0 to 1", a.weight_decay);
 
     adamw *owned = malloc(sizeof *owned);
-    if (!owned) {
-        mt_plugin_host->set_error("adamw: out of memory");
-        return MT_ERR_NOMEM;
-    }
+    if (!owned)
+        return mt_fail_nomem();
     *owned = a;
     *ret_optim = owned;
     return MT_OK;
@@ -170,3 +164,5 @@ static const mt_optim adamw_optim = { .struct_size = sizeof(mt_optim),
                                       .state_specs = state_specs,
                                       .update = update,
                                       .flags = MT_OPTIM_GROUP_DECAY };
+
+MT_PLUGIN("adamw", "1.0.0", "Apache-2.0", MT_OPTIM_INTERFACE, &adamw_optim)

@@ -82,12 +82,11 @@ mt_status cpu_blas_load(cpu_isa isa)
     setenv("OPENBLAS_CORETYPE", isa == CPU_AVX512 ? "SkylakeX" : "Haswell", 0);
     setenv("OPENBLAS_NUM_THREADS", "1", 0);
     void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        cpu_set_error("cannot load OpenBLAS: %s; install Debian's libopenblas0, or run plain C "
-                      "kernels with MEGATRAIN_CPU_FLAGS=scalar",
-                      dlerror());
-        return MT_ERR_NOT_FOUND;
-    }
+    if (!library)
+        return mt_fail(MT_ERR_NOT_FOUND,
+                       "cannot load OpenBLAS: %s; install Debian's libopenblas0, or run plain C "
+                       "kernels with MEGATRAIN_CPU_FLAGS=scalar",
+                       dlerror());
     sgemm_fn *sgemm;
     dgemm_fn *dgemm;
     void (*set_threads)(int);
@@ -96,23 +95,27 @@ mt_status cpu_blas_load(cpu_isa isa)
         !blas_symbol(library, "cblas_dgemm", &dgemm) ||
         !blas_symbol(library, "openblas_set_num_threads", &set_threads) ||
         !blas_symbol(library, "openblas_get_corename", &core_name)) {
-        cpu_set_error("libopenblas.so.0 lacks a function that OpenBLAS has: %s; install Debian's "
-                      "libopenblas0",
-                      dlerror());
+        mt_status status =
+            mt_fail(MT_ERR_NOT_FOUND,
+                    "libopenblas.so.0 lacks a function that OpenBLAS has: %s; install Debian's "
+                    "libopenblas0",
+                    dlerror());
         dlclose(library);
-        return MT_ERR_NOT_FOUND;
+        return status;
     }
     set_threads(1);
     char core[sizeof blas.core];
     snprintf(core, sizeof core, "%s", core_name());
     if (!blas_check(sgemm, dgemm)) {
         const char *type = getenv("OPENBLAS_CORETYPE");
-        cpu_set_error("OpenBLAS (%s) computes a wrong product on this processor; "
-                      "OPENBLAS_CORETYPE is %s: try OPENBLAS_CORETYPE=Haswell or =Sandybridge, or "
-                      "MEGATRAIN_CPU_FLAGS=scalar",
-                      core, type ? type : "not set");
+        mt_status status =
+            mt_fail(MT_ERR_DEVICE,
+                    "OpenBLAS (%s) computes a wrong product on this processor; "
+                    "OPENBLAS_CORETYPE is %s: try OPENBLAS_CORETYPE=Haswell or =Sandybridge, or "
+                    "MEGATRAIN_CPU_FLAGS=scalar",
+                    core, type ? type : "not set");
         dlclose(library);
-        return MT_ERR_DEVICE;
+        return status;
     }
     blas.library = library;
     blas.sgemm = sgemm;

@@ -7,6 +7,7 @@
 #define MT_CPU_H
 
 #include <megatrain/backend.h>
+#include <megatrain/report.h>
 
 /* Instruction sets that kernels are compiled for. MEGATRAIN_CPU_FLAGS ("scalar", "avx2", "avx512")
  * caps the choice. CPU_SCALAR runs the plain C references. */
@@ -14,10 +15,6 @@ typedef enum cpu_isa { CPU_SCALAR = 0, CPU_AVX2 = 1, CPU_AVX512 = 2, CPU_ISAS = 
 
 /* What the processor has, capped by MEGATRAIN_CPU_FLAGS; an unknown value there is an error. */
 mt_status cpu_detect_isa(cpu_isa *ret);
-
-/* Sets the calling thread's error text through the host. [any] */
-void cpu_set_error(const char *fmt, ...) MT_PRINTF(1, 2);
-void cpu_log(mt_log_level level, const char *fmt, ...) MT_PRINTF(2, 3);
 
 /* Single-threaded row-major GEMM, C = alpha op(A) op(B) + beta C, in FP32, FP64, or BF16 operands
  * with FP32 accumulation: A and B share one dtype (in_dtype); C is c_dtype (for BF16 operands: BF16

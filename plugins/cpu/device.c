@@ -35,9 +35,7 @@ static mt_status device_error(void *device)
     mt_status status = d->failed;
     memcpy(text, d->failure, sizeof text);
     pthread_mutex_unlock(&d->lock);
-    if (status != MT_OK)
-        cpu_set_error("%s", text);
-    return status;
+    return status == MT_OK ? MT_OK : mt_fail(status, "%s", text);
 }
 
 static mt_status device_probe(void)
@@ -60,10 +58,9 @@ static void device_close(void *device)
 static mt_status device_open(int32_t index, int32_t threads, void **ret_device)
 {
     cpu_isa isa;
-    if (index != 0) {
-        cpu_set_error("there is no CPU device %d; the only one is 0", (int)index);
-        return MT_ERR_NOT_FOUND;
-    }
+    if (index != 0)
+        return mt_fail(MT_ERR_NOT_FOUND, "there is no CPU device %d; the only one is 0",
+                       (int)index);
     mt_status status = cpu_detect_isa(&isa);
     if (status != MT_OK)
         return status;
@@ -71,10 +68,8 @@ static mt_status device_open(int32_t index, int32_t threads, void **ret_device)
     if (status != MT_OK)
         return status;
     cpu_device *d = calloc(1, sizeof *d);
-    if (!d) {
-        cpu_set_error("out of memory for a CPU device");
-        return MT_ERR_NOMEM;
-    }
+    if (!d)
+        return mt_fail(MT_ERR_NOMEM, "out of memory for a CPU device");
     d->isa = isa;
     d->threads = threads > 0 ? threads : cpu_limit_threads();
     pthread_mutex_init(&d->lock, NULL);

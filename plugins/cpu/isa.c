@@ -28,10 +28,9 @@ mt_status cpu_detect_isa(cpu_isa *ret)
         int i = 0;
         while (i < CPU_ISAS && strcmp(cap, name[i]) != 0)
             i++;
-        if (i == CPU_ISAS) {
-            cpu_set_error("MEGATRAIN_CPU_FLAGS is '%s'; it may be scalar, avx2 or avx512", cap);
-            return MT_ERR_INVALID;
-        }
+        if (i == CPU_ISAS)
+            return mt_fail(MT_ERR_INVALID,
+                           "MEGATRAIN_CPU_FLAGS is '%s'; it may be scalar, avx2 or avx512", cap);
         if ((cpu_isa)i < isa)
             isa = (cpu_isa)i;
     }

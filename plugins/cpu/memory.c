@@ -49,10 +49,9 @@ mt_status cpu_memory_alloc(void *device, int64_t bytes, void **ret)
         p = aligned_alloc(256, memory_round(bytes ? (size_t)bytes : 1, 256));
     else if (bytes > 0 && bytes <= INT64_MAX / 2)
         p = memory_map(memory_round((size_t)bytes, memory_page()));
-    if (!p) {
-        cpu_set_error("cannot get %lld bytes of memory: %s", (long long)bytes, strerror(ENOMEM));
-        return MT_ERR_NOMEM;
-    }
+    if (!p)
+        return mt_fail(MT_ERR_NOMEM, "cannot get %lld bytes of memory: %s", (long long)bytes,
+                       strerror(ENOMEM));
     *ret = p;
     return MT_OK;
 }

@@ -156,10 +156,8 @@ void cpu_pool_run(cpu_pool *p, int64_t n, cpu_task_fn *fn, void *context)
 mt_status cpu_pool_create(int32_t threads, cpu_pool **ret)
 {
     cpu_pool *p = calloc(1, sizeof *p);
-    if (!p) {
-        cpu_set_error("out of memory for the compute pool");
-        return MT_ERR_NOMEM;
-    }
+    if (!p)
+        return mt_fail(MT_ERR_NOMEM, "out of memory for the compute pool");
     p->threads = 1;
     pthread_mutex_init(&p->job_lock, NULL);
     pthread_mutex_init(&p->lock, NULL);
@@ -181,10 +179,11 @@ mt_status cpu_pool_create(int32_t threads, cpu_pool **ret)
         }
     }
     if (rc != 0) {
-        cpu_set_error("cannot start compute thread %d of %d: %s; ask for fewer threads",
-                      (int)p->threads, (int)threads, strerror(rc));
+        mt_status status =
+            mt_fail(MT_ERR_NOMEM, "cannot start compute thread %d of %d: %s; ask for fewer threads",
+                    (int)p->threads, (int)threads, strerror(rc));
         cpu_pool_destroy(p);
-        return MT_ERR_NOMEM;
+        return status;
     }
     *ret = p;
     return MT_OK;

@@ -310,8 +310,7 @@ mt_status cpu_queue_create(void *device, const char *name, void **ret_queue)
     pthread_mutex_unlock(&d->lock);
     if (!q || !ring) {
         free(ring);
-        cpu_set_error("out of memory for queue '%s'", name);
-        return MT_ERR_NOMEM;
+        return mt_fail(MT_ERR_NOMEM, "out of memory for queue '%s'", name);
     }
     snprintf(q->name, sizeof q->name, "%s", name);
     q->ring = ring;
@@ -323,8 +322,8 @@ mt_status cpu_queue_create(void *device, const char *name, void **ret_queue)
         pthread_mutex_lock(&d->lock);
         q->live = false;
         pthread_mutex_unlock(&d->lock);
-        cpu_set_error("cannot start a thread for queue '%s': %s", name, strerror(rc));
-        return MT_ERR_NOMEM;
+        return mt_fail(MT_ERR_NOMEM, "cannot start a thread for queue '%s': %s", name,
+                       strerror(rc));
     }
     *ret_queue = q;
     return MT_OK;
@@ -390,10 +389,8 @@ mt_status cpu_event_create(void *device, void **ret_event)
 {
     (void)device;
     cpu_event *e = calloc(1, sizeof *e);
-    if (!e) {
-        cpu_set_error("out of memory for an event");
-        return MT_ERR_NOMEM;
-    }
+    if (!e)
+        return mt_fail(MT_ERR_NOMEM, "out of memory for an event");
     *ret_event = e;
     return MT_OK;
 }

@@ -16,11 +16,6 @@ typedef struct mini {
     mt_rope_attr rope;
 } mini;
 
-static const mt_arch mini_arch; /* defined at the end */
-
-/* Before the first use of mt_plugin_host, which it declares. */
-MT_PLUGIN("mini", "0.1.0", "Apache-2.0", MT_ARCH_INTERFACE, &mini_arch)
-
 static const double init_std = 0.02;
 
 static mt_val norm(mt_builder *b, const mini *m, mt_val x, const char *name)
@@ -111,10 +106,8 @@ static mt_status read_config(const mt_config *c, mini *m)
 static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
 {
     mini *m = calloc(1, sizeof *m);
-    if (!m) {
-        mt_plugin_host->set_error("mini: out of memory");
-        return MT_ERR_NOMEM;
-    }
+    if (!m)
+        return mt_fail_nomem();
     mt_status s = read_config(c, m);
     if (s == MT_OK)
         s = mt_model_rope(model, c, 10000, m->head_dim, &m->rope);
@@ -139,3 +132,5 @@ static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
 
 static const char *const model_types[] = { "mini" };
 static const mt_arch mini_arch = { sizeof(mt_arch), 1, model_types, configure, free };
+
+MT_PLUGIN("mini", "0.1.0", "Apache-2.0", MT_ARCH_INTERFACE, &mini_arch)

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A small architecture plugin written with MT_PLUGIN, as third parties do.
+ * A small architecture plugin written with the SDK's macro, as third parties do; with
+ * PREPARE_FAILS one that cannot start.
  */
 #include <megatrain/arch.h>
 #include <megatrain/plugin.h>
 
-static const mt_host *mt_plugin_host; /* defined by MT_PLUGIN below */
+#ifndef NAME
+#define NAME "sample-arch"
+#endif
 
 static mt_status configure(const mt_config *config, mt_model *model, void **ret)
 {
     (void)config;
     (void)model;
     (void)ret;
-    mt_plugin_host->set_error("sample-arch has no units");
-    return MT_ERR_UNSUPPORTED;
+    return mt_fail(MT_ERR_UNSUPPORTED, "%s has no units", mt_plugin_name);
 }
 
 static void destroy(void *arch)
@@ -24,4 +26,16 @@ static void destroy(void *arch)
 static const char *const model_types[] = { "sample", "sample_text" };
 static const mt_arch table = { sizeof table, 2, model_types, configure, destroy };
 
-MT_PLUGIN("sample-arch", "1.2.3", "Apache-2.0", MT_ARCH_INTERFACE, &table)
+static bool prepared;
+
+static mt_status prepare(void)
+{
+#ifdef PREPARE_FAILS
+    return mt_fail(MT_ERR_DEVICE, "%s: the printer is out of %s", mt_plugin_name, "paper");
+#endif
+    prepared = true;
+    return MT_OK;
+}
+
+MT_PLUGIN_WITH(NAME, "1.2.3", "Apache-2.0", prepare, 0, { MT_ARCH_INTERFACE, &table },
+               { "sample.prepared/1", &prepared })

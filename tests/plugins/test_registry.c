@@ -116,6 +116,7 @@ static void test_wrong_descriptors(void)
                                     "both alike");
     refuse("no_init", ": 'init' of its descriptor is NULL, expected a function");
     refuse("init_fails", ": cannot start: the printer is out of ink");
+    refuse("prepare_fails", ": cannot start: prepare_fails: the printer is out of paper");
     refuse("init_silent", ": cannot start: it gave no reason");
     refuse("not_a_plugin", ": does not export mt_plugin_entry_v1; is it a MegaTrain plugin?");
 }
@@ -305,6 +306,8 @@ static void test_good(void)
     CHECK(registry_load_file(path_in("good", "sample-arch", ".so"), &r) == MT_OK, "%s",
           status_text());
     const mt_arch *arch = registry_interface(r, MT_ARCH_INTERFACE);
+    const bool *prepared = registry_interface(r, "sample.prepared/1");
+    CHECK(prepared && *prepared, "a plugin's prepare was not called, or a second interface lost");
     CHECK(arch && arch->configure(NULL, NULL, NULL) == MT_ERR_UNSUPPORTED);
     CHECK(strcmp(status_text(), "sample-arch has no units") == 0, "%s", status_text());
 

@@ -17,7 +17,7 @@ struct sgd {
 mt_status create(const mt_config *, void **ret)
 {
     *ret = new (std::nothrow) sgd{};
-    return *ret ? MT_OK : MT_ERR_NOMEM;
+    return *ret ? static_cast<mt_status>(MT_OK) : mt_fail_nomem();
 }
 
 void destroy(void *optim)
@@ -42,6 +42,12 @@ mt_status update(const void *, const mt_update *u)
 
 const mt_optim table = { sizeof(mt_optim), MT_GRAIN_ELEMENT, create, destroy, state_specs, update, 0, 0 };
 
+mt_status prepare()
+{
+    mt_log(MT_LOG_DEBUG, "%s starts", mt_plugin_name);
+    return MT_OK;
+}
+
 } // namespace
 
-MT_PLUGIN("plain_sgd", "1.0.0", "Apache-2.0", MT_OPTIM_INTERFACE, &table)
+MT_PLUGIN_WITH("plain_sgd", "1.0.0", "Apache-2.0", prepare, 0, { MT_OPTIM_INTERFACE, &table })

@@ -12,6 +12,7 @@
 #define MEGATRAIN_DECODER_H
 
 #include "arch.h"
+#include "report.h"
 
 #include <math.h>
 #include <stdio.h>

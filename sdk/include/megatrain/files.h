@@ -6,7 +6,7 @@
 #ifndef MEGATRAIN_FILES_H
 #define MEGATRAIN_FILES_H
 
-#include "base.h"
+#include "report.h"
 
 #include <errno.h>
 #include <glob.h>
@@ -47,20 +47,13 @@ static inline const mt_file *mt_files_find(const mt_files *l, uint64_t device, u
     return NULL;
 }
 
-static inline mt_status mt_files_nomem_(const mt_host *host)
-{
-    host->set_error("out of memory for a list of files");
-    return MT_ERR_NOMEM;
-}
-
-static inline mt_status mt_files_append_(const mt_host *host, const char *path,
-                                         const struct stat *st, mt_files *l)
+static inline mt_status mt_files_append_(const char *path, const struct stat *st, mt_files *l)
 {
     if (l->n == l->capacity) {
         int64_t capacity = l->capacity ? 2 * l->capacity : 16;
         mt_file *grown = (mt_file *)realloc(l->items, (size_t)capacity * sizeof *grown);
         if (!grown)
-            return mt_files_nomem_(host);
+            return mt_fail_nomem();
         l->items = grown;
         l->capacity = capacity;
     }
@@ -68,7 +61,7 @@ static inline mt_status mt_files_append_(const mt_host *host, const char *path,
     mt_file *f = &l->items[l->n];
     f->path = (char *)malloc(n);
     if (!f->path)
-        return mt_files_nomem_(host);
+        return mt_fail_nomem();
     memcpy(f->path, path, n);
     f->device = (uint64_t)st->st_dev;
     f->inode = (uint64_t)st->st_ino;
@@ -79,8 +72,8 @@ static inline mt_status mt_files_append_(const mt_host *host, const char *path,
 
 /* Appends one file. Named outright, it must be a file with content; found by a pattern, folders and
  * empty files are passed over. */
-static inline mt_status mt_files_add_(const mt_host *host, const mt_config *c, const char *key,
-                                      const char *path, bool by_pattern, mt_files *l)
+static inline mt_status mt_files_add_(const mt_config *c, const char *key, const char *path,
+                                      bool by_pattern, mt_files *l)
 {
     struct stat st;
     if (stat(path, &st) < 0)
@@ -98,12 +91,12 @@ static inline mt_status mt_files_add_(const mt_host *host, const mt_config *c, c
     if (st.st_size == 0) {
         if (!by_pattern)
             return c->reject(c, key, "'%s' is empty; expected a file with content", path);
-        host->log(MT_LOG_WARNING, "%s: empty, left out", path);
+        mt_log(MT_LOG_WARNING, "%s: empty, left out", path);
         return MT_OK;
     }
     if (mt_files_find(l, (uint64_t)st.st_dev, (uint64_t)st.st_ino))
         return c->reject(c, key, "'%s' is named more than once; remove one of the two", path);
-    return mt_files_append_(host, path, &st, l);
+    return mt_files_append_(path, &st, l);
 }
 
 static inline int mt_files_by_name_(const void *a, const void *b)
@@ -113,23 +106,23 @@ static inline int mt_files_by_name_(const void *a, const void *b)
 
 /* A name that stands for itself if there is such a file, a pattern otherwise. Matches are sorted by
  * their bytes, so that the order does not depend on the locale. */
-static inline mt_status mt_files_add_pattern_(const mt_host *host, const mt_config *c,
-                                              const char *key, const char *text, mt_files *l)
+static inline mt_status mt_files_add_pattern_(const mt_config *c, const char *key, const char *text,
+                                              mt_files *l)
 {
     struct stat st;
     if (stat(text, &st) == 0 || !strpbrk(text, "*?["))
-        return mt_files_add_(host, c, key, text, false, l);
+        return mt_files_add_(c, key, text, false, l);
     glob_t found;
     int rc = glob(text, GLOB_NOSORT, NULL, &found);
     if (rc == GLOB_NOSPACE)
-        return mt_files_nomem_(host);
+        return mt_fail_nomem();
     if (rc != 0)
         return c->reject(c, key, "the pattern '%s' matches no file that can be read", text);
     qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, mt_files_by_name_);
     int64_t before = l->n;
     mt_status status = MT_OK;
     for (size_t i = 0; i < found.gl_pathc && !status; i++)
-        status = mt_files_add_(host, c, key, found.gl_pathv[i], true, l);
+        status = mt_files_add_(c, key, found.gl_pathv[i], true, l);
     globfree(&found);
     if (!status && l->n == before)
         status = c->reject(c, key, "the pattern '%s' matches no file with content", text);
@@ -138,8 +131,7 @@ static inline mt_status mt_files_add_pattern_(const mt_host *host, const mt_conf
 
 /* Appends what `key` names, a string or a list of them. What was appended before a failure stays;
  * the list is always the caller's to finish. [main] */
-static inline mt_status mt_files_choose(const mt_host *host, const mt_config *c, const char *key,
-                                        mt_files *l)
+static inline mt_status mt_files_choose(const mt_config *c, const char *key, mt_files *l)
 {
     mt_status status = MT_OK;
     const char *text;
@@ -147,13 +139,13 @@ static inline mt_status mt_files_choose(const mt_host *host, const mt_config *c,
     if (n == 0) {
         if ((status = c->get_string(c, key, &text)))
             return status;
-        return mt_files_add_pattern_(host, c, key, text, l);
+        return mt_files_add_pattern_(c, key, text, l);
     }
     for (int64_t i = 0; i < n && !status; i++) {
         char item[96];
         snprintf(item, sizeof item, "%s.%lld", key, (long long)i);
         if (!(status = c->get_string(c, item, &text)))
-            status = mt_files_add_pattern_(host, c, item, text, l);
+            status = mt_files_add_pattern_(c, item, text, l);
     }
     return status;
 }

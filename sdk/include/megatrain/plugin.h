@@ -9,7 +9,7 @@
 #ifndef MEGATRAIN_PLUGIN_H
 #define MEGATRAIN_PLUGIN_H
 
-#include "base.h"
+#include "report.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -62,35 +62,51 @@ typedef struct mt_plugin {
  * returns NULL when it cannot work with such a host. [main] */
 MT_EXPORT const mt_plugin *mt_plugin_entry_v1(uint32_t host_major, uint32_t host_minor);
 
-/* Writes the entry function for a plugin that provides one interface table:
+/* An interface that a plugin provides. */
+typedef struct mt_interface {
+    const char *id;    /* "megatrain.arch/1" */
+    const void *table; /* what the interface's header describes */
+} mt_interface;
+
+/* Writes the entry function for a plugin that provides one interface, in one of its files:
  *     MT_PLUGIN("llama", "1.0.0", "Apache-2.0", MT_ARCH_INTERFACE, &llama_arch)
- * It defines `static const mt_host *mt_plugin_host`, set before any other call into the plugin. */
+ * It also defines what report.h declares. */
 #define MT_PLUGIN(plugin_name, plugin_version, plugin_licence, interface_id, interface_table)      \
-    static const mt_host *mt_plugin_host;                                                          \
+    MT_PLUGIN_WITH(plugin_name, plugin_version, plugin_licence, NULL, 0,                           \
+                   { interface_id, interface_table })
+
+/* The same for a plugin that provides several interfaces, has to prepare something, or links to
+ * CUDA:
+ *     MT_PLUGIN_WITH("text", "1.0.0", "Apache-2.0", prepare, 0,
+ *                    { MT_DATA_INTERFACE, &data }, { MT_TOKENIZER_INTERFACE, &tokenizer })
+ * `prepare` (mt_status (*)(void), or NULL) is called once, when the host is known and before
+ * anything else; where it fails the host refuses the plugin. `cuda_runtime` is the major version of
+ * the CUDA runtime, or 0. */
+#define MT_PLUGIN_WITH(plugin_name, plugin_version, plugin_licence, prepare, cuda_runtime, ...)    \
+    const mt_host *mt_plugin_host;                                                                 \
+    const char mt_plugin_name[] = plugin_name;                                                     \
     static mt_status mt_plugin_init_(const mt_host *host)                                          \
     {                                                                                              \
+        mt_status (*const prepare_)(void) = prepare;                                               \
         mt_plugin_host = host;                                                                     \
-        return MT_OK;                                                                              \
+        return prepare_ ? prepare_() : (mt_status)MT_OK;                                           \
     }                                                                                              \
     static const void *mt_plugin_get_interface_(const char *id)                                    \
     {                                                                                              \
-        return strcmp(id, interface_id) == 0 ? (const void *)(interface_table) : NULL;             \
+        static const mt_interface provided[] = { __VA_ARGS__ };                                    \
+        for (size_t i = 0; i < sizeof provided / sizeof *provided; i++)                            \
+            if (strcmp(id, provided[i].id) == 0)                                                   \
+                return provided[i].table;                                                          \
+        return NULL;                                                                               \
     }                                                                                              \
     MT_EXPORT const mt_plugin *mt_plugin_entry_v1(uint32_t host_major, uint32_t host_minor)        \
     {                                                                                              \
-        static const mt_plugin plugin = { MT_PLUGIN_MAGIC,                                         \
-                                          sizeof(mt_plugin),                                       \
-                                          MT_ABI_MAJOR,                                            \
-                                          MT_ABI_MINOR,                                            \
-                                          sizeof(void *),                                          \
-                                          MT_BUILD_FLAGS,                                          \
-                                          0,                                                       \
-                                          plugin_name,                                             \
-                                          plugin_version,                                          \
-                                          plugin_licence,                                          \
-                                          mt_plugin_init_,                                         \
-                                          NULL,                                                    \
-                                          mt_plugin_get_interface_ };                              \
+        static const mt_plugin plugin = {                                                          \
+            MT_PLUGIN_MAGIC,         sizeof(mt_plugin), MT_ABI_MAJOR,    MT_ABI_MINOR,             \
+            sizeof(void *),          MT_BUILD_FLAGS,    cuda_runtime,    mt_plugin_name,           \
+            plugin_version,          plugin_licence,    mt_plugin_init_, NULL,                     \
+            mt_plugin_get_interface_                                                               \
+        };                                                                                         \
         (void)host_major;                                                                          \
         (void)host_minor;                                                                          \
         return &plugin;                                                                            \
