@@ -75,14 +75,14 @@ static mt_status latent_block(mt_builder *b, const void *arch, const void *arg)
     return MT_OK;
 }
 
-/* ---- the model
- * ----------------------------------------------------------------------------------- */
+/* ---- the model ------------------------------------------------------------------------------- */
 
-static void add_units(mt_model *model, const deepseek *m)
+static mt_status add_layers(const mt_config *c, mt_model *model, const void *state)
 {
+    const deepseek *m = state;
     int32_t dense = -1, sparse = -1;
     char pattern[48];
-    mt_decoder_begin(model, &m->d);
+    (void)c;
     for (int64_t i = 0; i < m->predict_layers; i++) {
         snprintf(pattern, sizeof pattern, "model.layers.%lld.*", (long long)(m->d.layers + i));
         model->api->ignore_tensor(model, pattern);
@@ -96,26 +96,14 @@ static void add_units(mt_model *model, const deepseek *m)
         mt_decoder_layer(model, i, has_experts ? &sparse : &dense,
                          has_experts ? "block_moe" : "block", block, arg);
     }
-    mt_decoder_end(model);
+    return MT_OK;
 }
 
 static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
 {
-    const char *type;
-    mt_status s = mt_config_string(c, "model_type", "deepseek_v3", &type);
-    if (s)
-        return s;
-    deepseek *m = calloc(1, sizeof *m);
-    if (!m)
-        return mt_fail_nomem();
-    m->v = strcmp(type, "deepseek") == 0 ? V1 : strcmp(type, "deepseek_v2") == 0 ? V2 : V3;
-    if ((s = deepseek_read(c, model, m))) {
-        free(m);
-        return s;
-    }
-    add_units(model, m);
-    *ret_arch = m;
-    return MT_OK;
+    static const mt_decoder_family family = { sizeof(deepseek), "deepseek_v3", deepseek_read,
+                                              add_layers };
+    return mt_decoder_configure(&family, c, model, ret_arch);
 }
 
 static const char *const types[] = { "deepseek", "deepseek_v2", "deepseek_v3" };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the DeepSeek family reads from a configuration (config.c) and describes its layers from
- * (deepseek.c).
+ * What the DeepSeek family reads from a configuration (config.c, experts.c) and describes its
+ * layers from (deepseek.c).
  */
 #ifndef DEEPSEEK_H
 #define DEEPSEEK_H
@@ -30,7 +30,9 @@ typedef struct deepseek {
     int64_t predict_layers;            /* behind the last: multi-token prediction, not loaded */
 } deepseek;
 
-/* Fills m, whose version is set, from the configuration. */
-mt_status deepseek_read(const mt_config *c, mt_model *model, deepseek *m);
+/* Fills a deepseek from the configuration. */
+mt_status deepseek_read(const mt_config *c, const char *type, mt_model *model, void *state);
+/* The part of it that has to do with experts; after mt_decoder_read. */
+mt_status deepseek_read_experts(const mt_config *c, deepseek *m);
 
 #endif

@@ -107,7 +107,7 @@ static mt_status read_attention(const mt_config *c, mt_model *model, gemma *m)
     bool both_ways;
     mt_status s;
     if ((s = mt_config_bool(c, "use_bidirectional_attention", false, &both_ways)) ||
-        (s = mt_config_bool(c, "attention_bias", false, &a->qkv_bias)))
+        (s = mt_decoder_read_attention(c, &m->d, false, a)))
         return s;
     if (both_ways)
         return c->reject(c, "use_bidirectional_attention",
@@ -122,7 +122,6 @@ static mt_status read_attention(const mt_config *c, mt_model *model, gemma *m)
                          "is not offered for Gemma 3, whose reference does not apply it");
     if (!(scalar > 0))
         return c->reject(c, "query_pre_attn_scalar", "must be above 0, found %g", scalar);
-    a->o_bias = a->qkv_bias;
     a->qk_norm = m->generation == 3;
     a->scale = 1 / sqrt(scalar);
     m->sliding = *a;
@@ -134,9 +133,11 @@ static mt_status read_attention(const mt_config *c, mt_model *model, gemma *m)
     return read_rope(c, model, m);
 }
 
-static mt_status read_config(const mt_config *c, mt_model *model, gemma *m)
+static mt_status read_config(const mt_config *c, const char *type, mt_model *model, void *state)
 {
+    gemma *m = state;
     mt_status s;
+    m->generation = strncmp(type, "gemma3", 6) == 0 ? 3 : strcmp(type, "gemma2") == 0 ? 2 : 1;
     m->d = defaults[m->generation - 1];
     m->d.norm_eps = 1e-6;
     m->d.init_std = 0.02;
@@ -153,9 +154,11 @@ static mt_status read_config(const mt_config *c, mt_model *model, gemma *m)
     return read_attention(c, model, m);
 }
 
-static mt_status add_layers(const mt_config *c, mt_model *model, const gemma *m)
+static mt_status add_layers(const mt_config *c, mt_model *model, const void *state)
 {
+    const gemma *m = state;
     int32_t full = -1, sliding = -1;
+    mt_decoder_ignore_vision(model);
     for (int64_t i = 0; i < m->d.layers; i++) {
         bool slides = false;
         mt_status s = MT_OK;
@@ -173,27 +176,8 @@ static mt_status add_layers(const mt_config *c, mt_model *model, const gemma *m)
 
 static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
 {
-    const char *type;
-    mt_status s = mt_config_string(c, "model_type", "gemma", &type);
-    if (s)
-        return s;
-    gemma *m = calloc(1, sizeof *m);
-    if (!m)
-        return mt_fail_nomem();
-    m->generation = strncmp(type, "gemma3", 6) == 0 ? 3 : strcmp(type, "gemma2") == 0 ? 2 : 1;
-    s = read_config(c, model, m);
-    if (!s) {
-        mt_decoder_begin(model, &m->d);
-        mt_decoder_ignore_vision(model);
-        s = add_layers(c, model, m);
-        mt_decoder_end(model);
-    }
-    if (s) {
-        free(m);
-        return s;
-    }
-    *ret_arch = m;
-    return MT_OK;
+    static const mt_decoder_family family = { sizeof(gemma), "gemma", read_config, add_layers };
+    return mt_decoder_configure(&family, c, model, ret_arch);
 }
 
 static const char *const types[] = { "gemma", "gemma2", "gemma3", "gemma3_text" };

@@ -34,8 +34,7 @@ static const mt_decoder defaults = {
 static const mt_decoder_moe experts = { .experts = 128,
                                         .router = { .top_k = 4, .renormalise = 1, .scale = 1 } };
 
-/* ---- layers -----------------------------------------------------------------------------------
- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 /* Gate rows at 0, 2, 4 .. of the tensor and up rows at 1, 3, 5 .. become gate over up. */
 static void deinterleave(mt_source part[2], const char *name, int64_t width, uint32_t flags)
@@ -103,8 +102,7 @@ static mt_status block(mt_builder *b, const void *arch, const void *arg)
     return MT_OK;
 }
 
-/* ---- configuration ----------------------------------------------------------------------------
- */
+/* ---- configuration --------------------------------------------------------------------------- */
 
 static mt_status read_experts(const mt_config *c, gpt_oss *m)
 {
@@ -131,23 +129,23 @@ static mt_status read_attention(const mt_config *c, mt_model *model, gpt_oss *m)
                                        .factor = 32,
                                        .original_max_position_embeddings = 4096,
                                        .fractional = true };
+    int64_t window = 0;
     mt_status s;
-    if ((s = mt_decoder_window(c, 128, &m->sliding.window)) ||
-        (s = mt_config_bool(c, "attention_bias", true, &m->full.qkv_bias)) ||
+    if ((s = mt_decoder_window(c, 128, &window)) ||
+        (s = mt_decoder_read_attention(c, &m->d, true, &m->full)) ||
         (s = mt_model_rope_of(model, c, &spec, m->d.head_dim, &m->full.rope)))
         return s;
-    m->full.o_bias = m->full.qkv_bias;
-    m->full.scale = 1 / sqrt((double)m->d.head_dim);
     m->full.sinks = true;
-    int64_t window = m->sliding.window;
     m->sliding = m->full;
     m->sliding.window = window;
     return MT_OK;
 }
 
-static mt_status read_config(const mt_config *c, mt_model *model, gpt_oss *m)
+static mt_status read_config(const mt_config *c, const char *type, mt_model *model, void *state)
 {
+    gpt_oss *m = state;
     mt_status s;
+    (void)type;
     m->d = defaults;
     if ((s = mt_decoder_read(c, &m->d)) || (s = mt_decoder_activation(c, "hidden_act", "silu")) ||
         (s = read_experts(c, m)))
@@ -155,8 +153,9 @@ static mt_status read_config(const mt_config *c, mt_model *model, gpt_oss *m)
     return read_attention(c, model, m);
 }
 
-static mt_status add_layers(const mt_config *c, mt_model *model, const gpt_oss *m)
+static mt_status add_layers(const mt_config *c, mt_model *model, const void *state)
 {
+    const gpt_oss *m = state;
     int32_t full = -1, sliding = -1;
     for (int64_t i = 0; i < m->d.layers; i++) {
         bool slides = false;
@@ -176,21 +175,8 @@ static mt_status add_layers(const mt_config *c, mt_model *model, const gpt_oss *
 
 static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
 {
-    gpt_oss *m = calloc(1, sizeof *m);
-    if (!m)
-        return mt_fail_nomem();
-    mt_status s = read_config(c, model, m);
-    if (!s) {
-        mt_decoder_begin(model, &m->d);
-        s = add_layers(c, model, m);
-        mt_decoder_end(model);
-    }
-    if (s) {
-        free(m);
-        return s;
-    }
-    *ret_arch = m;
-    return MT_OK;
+    static const mt_decoder_family family = { sizeof(gpt_oss), "gpt_oss", read_config, add_layers };
+    return mt_decoder_configure(&family, c, model, ret_arch);
 }
 
 static const char *const types[] = { "gpt_oss" };

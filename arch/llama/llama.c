@@ -26,36 +26,33 @@ static const mt_decoder defaults = {
     .activation = MT_ACT_SILU,
 };
 
-static mt_status read_config(const mt_config *c, mt_model *model, llama *m)
+static mt_status read_config(const mt_config *c, const char *type, mt_model *model, void *state)
 {
+    llama *m = state;
     mt_status s;
+    (void)type;
     m->d = defaults;
     if ((s = mt_decoder_read(c, &m->d)) || (s = mt_decoder_activation(c, "hidden_act", "silu")) ||
-        (s = mt_config_bool(c, "attention_bias", false, &m->attn.qkv_bias)) ||
+        (s = mt_decoder_read_attention(c, &m->d, false, &m->attn)) ||
         (s = mt_config_bool(c, "mlp_bias", false, &m->d.mlp_bias)))
         return s;
-    m->attn.o_bias = m->attn.qkv_bias;
-    m->attn.scale = 1 / sqrt((double)m->d.head_dim);
     return mt_model_rope(model, c, 10000, m->d.head_dim, &m->attn.rope);
+}
+
+static mt_status add_layers(const mt_config *c, mt_model *model, const void *state)
+{
+    const llama *m = state;
+    int32_t block = -1;
+    (void)c;
+    for (int64_t i = 0; i < m->d.layers; i++)
+        mt_decoder_layer(model, i, &block, "block", mt_decoder_block, &m->attn);
+    return MT_OK;
 }
 
 static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
 {
-    llama *m = calloc(1, sizeof *m);
-    if (!m)
-        return mt_fail_nomem();
-    mt_status s = read_config(c, model, m);
-    if (s) {
-        free(m);
-        return s;
-    }
-    int32_t block = -1;
-    mt_decoder_begin(model, &m->d);
-    for (int64_t i = 0; i < m->d.layers; i++)
-        mt_decoder_layer(model, i, &block, "block", mt_decoder_block, &m->attn);
-    mt_decoder_end(model);
-    *ret_arch = m;
-    return MT_OK;
+    static const mt_decoder_family family = { sizeof(llama), "llama", read_config, add_layers };
+    return mt_decoder_configure(&family, c, model, ret_arch);
 }
 
 static const char *const types[] = { "llama" };

@@ -9,13 +9,14 @@
 
 #include <stdlib.h>
 
+typedef enum variant { MISTRAL, MINISTRAL, MINISTRAL3, MIXTRAL } variant;
+
 typedef struct mistral {
     mt_decoder d; /* first */
+    variant v;
     mt_decoder_attn full, sliding;
     mt_decoder_moe moe;
 } mistral;
-
-typedef enum variant { MISTRAL, MINISTRAL, MINISTRAL3, MIXTRAL } variant;
 
 static const mt_decoder defaults = {
     .vocab = 32000,
@@ -68,9 +69,20 @@ static const mt_decoder_moe mixtral = {
     .down_name = "block_sparse_moe.experts.{}.w2.weight",
 };
 
-static mt_status read_config(const mt_config *c, mt_model *model, variant v, mistral *m)
+static variant variant_of(const char *type)
 {
-    bool ministral3 = v == MINISTRAL3, moe = v == MIXTRAL;
+    return strcmp(type, "ministral3") == 0  ? MINISTRAL3
+           : strcmp(type, "ministral") == 0 ? MINISTRAL
+           : strcmp(type, "mixtral") == 0   ? MIXTRAL
+                                            : MISTRAL;
+}
+
+static mt_status read_config(const mt_config *c, const char *type, mt_model *model, void *state)
+{
+    mistral *m = state;
+    m->v = variant_of(type);
+    bool ministral3 = m->v == MINISTRAL3, moe = m->v == MIXTRAL;
+    int64_t window = 0;
     mt_status s;
     m->d = defaults;
     m->moe = mixtral;
@@ -86,13 +98,12 @@ static mt_status read_config(const mt_config *c, mt_model *model, variant v, mis
         m->d.norm_eps = 1e-5;
     }
     if ((s = mt_decoder_read(c, &m->d)) || (s = mt_decoder_activation(c, "hidden_act", "silu")) ||
-        (s = mt_decoder_window(c, ministral3 || moe ? 0 : 4096, &m->sliding.window)) ||
+        (s = mt_decoder_window(c, ministral3 || moe ? 0 : 4096, &window)) ||
         (s = ministral3 ? read_ministral3_rope(c, model, m->d.head_dim, &m->full)
                         : mt_model_rope(model, c, moe ? 1e6 : 1e4, m->d.head_dim, &m->full.rope)) ||
         (moe && (s = mt_decoder_read_moe(c, &m->moe))))
         return s;
     m->moe.width = m->d.intermediate;
-    int64_t window = m->sliding.window;
     m->full.scale = 1 / sqrt((double)m->d.head_dim);
     m->sliding = m->full;
     m->sliding.window = window;
@@ -100,16 +111,18 @@ static mt_status read_config(const mt_config *c, mt_model *model, variant v, mis
 }
 
 /* All layers slide where there is a window, unless a `ministral` says otherwise. */
-static mt_status add_layers(const mt_config *c, mt_model *model, variant v, const mistral *m)
+static mt_status add_layers(const mt_config *c, mt_model *model, const void *state)
 {
-    mt_build_fn block = v == MIXTRAL ? mt_decoder_moe_block : mt_decoder_block;
+    const mistral *m = state;
+    mt_build_fn block = m->v == MIXTRAL ? mt_decoder_moe_block : mt_decoder_block;
     int32_t full = -1, sliding = -1;
+    mt_decoder_ignore_vision(model);
     for (int64_t i = 0; i < m->d.layers; i++) {
         bool windowed = m->sliding.window > 0, slides = windowed;
         mt_status s = mt_decoder_slides(c, &m->d, i, windowed, &slides);
         if (s)
             return s;
-        if (v != MINISTRAL && slides != windowed)
+        if (m->v != MINISTRAL && slides != windowed)
             return c->reject(c, "layer_types",
                              "must say the same as sliding_window here; model_type 'ministral' has "
                              "layers of two kinds");
@@ -123,30 +136,8 @@ static mt_status add_layers(const mt_config *c, mt_model *model, variant v, cons
 
 static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
 {
-    const char *type;
-    mt_status s = mt_config_string(c, "model_type", "mistral", &type);
-    if (s)
-        return s;
-    mistral *m = calloc(1, sizeof *m);
-    if (!m)
-        return mt_fail_nomem();
-    variant v = strcmp(type, "ministral3") == 0  ? MINISTRAL3
-                : strcmp(type, "ministral") == 0 ? MINISTRAL
-                : strcmp(type, "mixtral") == 0   ? MIXTRAL
-                                                 : MISTRAL;
-    s = read_config(c, model, v, m);
-    if (!s) {
-        mt_decoder_begin(model, &m->d);
-        mt_decoder_ignore_vision(model);
-        s = add_layers(c, model, v, m);
-        mt_decoder_end(model);
-    }
-    if (s) {
-        free(m);
-        return s;
-    }
-    *ret_arch = m;
-    return MT_OK;
+    static const mt_decoder_family family = { sizeof(mistral), "mistral", read_config, add_layers };
+    return mt_decoder_configure(&family, c, model, ret_arch);
 }
 
 static const char *const types[] = { "mistral", "mistral3", "ministral", "ministral3", "mixtral" };

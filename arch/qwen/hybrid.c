@@ -6,8 +6,6 @@
  */
 #include "qwen.h"
 
-#include <stdlib.h>
-
 typedef struct hybrid {
     mt_decoder d; /* first */
     mt_decoder_attn full;
@@ -102,13 +100,16 @@ static mt_status read_experts(const mt_config *c, hybrid *m)
     return MT_OK;
 }
 
-static mt_status read_config(const mt_config *c, mt_model *model, hybrid *m)
+static mt_status read_config(const mt_config *c, const char *type, mt_model *model, void *state)
 {
+    hybrid *m = state;
     const mt_rope_spec rope = { .struct_size = sizeof rope,
                                 .theta = 10000,
                                 .partial_rotary_factor = 0.25 };
     mt_decoder *d = &m->d;
     mt_status s;
+    m->next = strcmp(type, "qwen3_next") == 0;
+    m->moe = m->next || strstr(type, "_moe") != NULL;
     *d = defaults[m->next ? NEXT : m->moe ? MOE : DENSE];
     d->head_dim = 256;
     d->positions = 32768;
@@ -117,13 +118,11 @@ static mt_status read_config(const mt_config *c, mt_model *model, hybrid *m)
     d->norm = MT_NORM_ONE_PLUS;
     d->activation = MT_ACT_SILU;
     if ((s = mt_decoder_read(c, d)) || (s = mt_decoder_activation(c, "hidden_act", "silu")) ||
-        (s = mt_config_bool(c, "attention_bias", false, &m->full.qkv_bias)) ||
-        (s = read_delta(c, m)) || (m->moe && (s = read_experts(c, m))) ||
+        (s = mt_decoder_read_attention(c, d, false, &m->full)) || (s = read_delta(c, m)) ||
+        (m->moe && (s = read_experts(c, m))) ||
         (s = mt_model_rope_of(model, c, &rope, d->head_dim, &m->full.rope)))
         return s;
-    m->full.o_bias = m->full.qkv_bias;
     m->full.qk_norm = m->full.gated = true;
-    m->full.scale = 1 / sqrt((double)d->head_dim);
     return MT_OK;
 }
 
@@ -214,9 +213,13 @@ static mt_status block(mt_builder *b, const void *arch, const void *arg)
     return MT_OK;
 }
 
-static mt_status add_layers(const mt_config *c, mt_model *model, const hybrid *m)
+static mt_status add_layers(const mt_config *c, mt_model *model, const void *state)
 {
+    const hybrid *m = state;
     int32_t tpl[2][2] = { { -1, -1 }, { -1, -1 } };
+    model->api->ignore_tensor(model, "mtp.*");
+    model->api->ignore_tensor(model, "visual.*");
+    model->api->ignore_tensor(model, "model.visual.*");
     for (int64_t i = 0; i < m->d.layers; i++) {
         bool linear = false, sparse = m->moe;
         mt_status s;
@@ -230,27 +233,4 @@ static mt_status add_layers(const mt_config *c, mt_model *model, const hybrid *m
     return MT_OK;
 }
 
-mt_status qwen_hybrid_configure(const mt_config *c, const char *type, mt_model *model,
-                                void **ret_arch)
-{
-    hybrid *m = calloc(1, sizeof *m);
-    if (!m)
-        return mt_fail_nomem();
-    m->next = strcmp(type, "qwen3_next") == 0;
-    m->moe = m->next || strstr(type, "_moe") != NULL;
-    mt_status s = read_config(c, model, m);
-    if (!s) {
-        mt_decoder_begin(model, &m->d);
-        model->api->ignore_tensor(model, "mtp.*");
-        model->api->ignore_tensor(model, "visual.*");
-        model->api->ignore_tensor(model, "model.visual.*");
-        s = add_layers(c, model, m);
-        mt_decoder_end(model);
-    }
-    if (s) {
-        free(m);
-        return s;
-    }
-    *ret_arch = m;
-    return MT_OK;
-}
+const mt_decoder_family qwen_hybrid = { sizeof(hybrid), "qwen3_next", read_config, add_layers };

@@ -44,7 +44,7 @@ static const mt_decoder_moe experts[2] = {
 };
 
 /* Released models carry a sliding_window that use_sliding_window turns off; some then say 0. */
-static mt_status read_window(const mt_config *c, qwen *m)
+static mt_status read_window(const mt_config *c, qwen *m, int64_t *ret)
 {
     bool use;
     mt_status s;
@@ -55,8 +55,9 @@ static mt_status read_window(const mt_config *c, qwen *m)
         return c->reject(c, "max_window_layers", "must be at least 0, found %lld",
                          (long long)m->max_window_layers);
     if (use)
-        return mt_decoder_window(c, 4096, &m->sliding.window);
-    c->has(c, "sliding_window");
+        return mt_decoder_window(c, 4096, ret);
+    c->has(c, "sliding_window"); /* known all the same */
+    *ret = 0;
     return MT_OK;
 }
 
@@ -100,9 +101,13 @@ static mt_status read_biases(const mt_config *c, qwen *m)
     return s;
 }
 
-static mt_status read_config(const mt_config *c, mt_model *model, qwen *m)
+static mt_status read_config(const mt_config *c, const char *type, mt_model *model, void *state)
 {
+    qwen *m = state;
+    int64_t window = 0;
     mt_status s;
+    m->qwen3 = strncmp(type, "qwen3", 5) == 0;
+    m->moe = strstr(type, "_moe") != NULL;
     m->d = defaults[m->moe][m->qwen3];
     m->d.vocab = 151936;
     m->d.positions = 32768;
@@ -111,11 +116,10 @@ static mt_status read_config(const mt_config *c, mt_model *model, qwen *m)
     m->d.norm = MT_NORM_ROUND_THEN_SCALE;
     m->d.activation = MT_ACT_SILU;
     if ((s = mt_decoder_read(c, &m->d)) || (s = mt_decoder_activation(c, "hidden_act", "silu")) ||
-        (s = read_window(c, m)) || (s = read_biases(c, m)) ||
+        (s = read_window(c, m, &window)) || (s = read_biases(c, m)) ||
         (m->moe && (s = read_experts(c, m))) ||
         (s = mt_model_rope(model, c, 10000, m->d.head_dim, &m->full.rope)))
         return s;
-    int64_t window = m->sliding.window;
     m->full.qk_norm = m->qwen3;
     m->full.scale = 1 / sqrt((double)m->d.head_dim);
     m->sliding = m->full;
@@ -139,8 +143,9 @@ mt_status qwen_has_experts(const mt_config *c, int64_t step, int64_t i, bool *re
     return MT_OK;
 }
 
-static mt_status add_layers(const mt_config *c, mt_model *model, const qwen *m)
+static mt_status add_layers(const mt_config *c, mt_model *model, const void *state)
 {
+    const qwen *m = state;
     static const char *const names[2][2] = { { "block", "block_moe" },
                                              { "block_sliding", "block_sliding_moe" } };
     int32_t tpl[2][2] = { { -1, -1 }, { -1, -1 } };
@@ -163,29 +168,14 @@ static mt_status add_layers(const mt_config *c, mt_model *model, const qwen *m)
 
 static mt_status configure(const mt_config *c, mt_model *model, void **ret_arch)
 {
+    static const mt_decoder_family transformers = { sizeof(qwen), "qwen2", read_config,
+                                                    add_layers };
     const char *type;
-    mt_status s = mt_config_string(c, "model_type", "qwen2", &type);
+    mt_status s = mt_config_string(c, "model_type", transformers.model_type, &type);
     if (s)
         return s;
-    if (strncmp(type, "qwen3_next", 10) == 0 || strncmp(type, "qwen3_5", 7) == 0)
-        return qwen_hybrid_configure(c, type, model, ret_arch);
-    qwen *m = calloc(1, sizeof *m);
-    if (!m)
-        return mt_fail_nomem();
-    m->qwen3 = strncmp(type, "qwen3", 5) == 0;
-    m->moe = strstr(type, "_moe") != NULL;
-    s = read_config(c, model, m);
-    if (!s) {
-        mt_decoder_begin(model, &m->d);
-        s = add_layers(c, model, m);
-        mt_decoder_end(model);
-    }
-    if (s) {
-        free(m);
-        return s;
-    }
-    *ret_arch = m;
-    return MT_OK;
+    bool hybrid = strncmp(type, "qwen3_next", 10) == 0 || strncmp(type, "qwen3_5", 7) == 0;
+    return mt_decoder_configure(hybrid ? &qwen_hybrid : &transformers, c, model, ret_arch);
 }
 
 static const char *const types[] = { "qwen2",        "qwen3",       "qwen2_moe",

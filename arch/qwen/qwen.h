@@ -11,8 +11,7 @@
 /* Does layer i have experts? One of every `step` layers has, but those in mlp_only_layers. */
 mt_status qwen_has_experts(const mt_config *c, int64_t step, int64_t i, bool *ret);
 
-/* The configure function of model types qwen3_next and qwen3_5*; `type` is the one it is. */
-mt_status qwen_hybrid_configure(const mt_config *c, const char *type, mt_model *model,
-                                void **ret_arch);
+/* Model types qwen3_next and qwen3_5*. */
+extern const mt_decoder_family qwen_hybrid;
 
 #endif

@@ -6,7 +6,8 @@
  *
  * A family keeps an mt_decoder as the first member of its state, so that the build functions here
  * find it; it sets the family's defaults, reads the configuration over them, and declares its
- * layers. Where it differs, it composes its own block from the parts.
+ * layers, all of which mt_decoder_configure ties together. Where it differs, it composes its own
+ * block from the parts.
  */
 #ifndef MEGATRAIN_DECODER_H
 #define MEGATRAIN_DECODER_H
@@ -16,6 +17,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -81,6 +83,20 @@ static inline mt_status mt_config_count(const mt_config *c, const char *key, int
         return s;
     if (n < 1 || n > most)
         return c->reject(c, key, "must be 1 to %lld, found %lld", (long long)most, (long long)n);
+    *ret = n;
+    return MT_OK;
+}
+
+/* A whole number from 0 to `most`; null is 0, `unset` where the key is absent. [main] */
+static inline mt_status mt_config_up_to(const mt_config *c, const char *key, int64_t unset,
+                                        int64_t most, int64_t *ret)
+{
+    int64_t n;
+    mt_status s = mt_config_int(c, key, mt_config_is_null(c, key) ? 0 : unset, &n);
+    if (s != MT_OK)
+        return s;
+    if (n < 0 || n > most)
+        return c->reject(c, key, "must be 0 to %lld, found %lld", (long long)most, (long long)n);
     *ret = n;
     return MT_OK;
 }
@@ -169,6 +185,17 @@ static inline mt_status mt_decoder_read(const mt_config *c, mt_decoder *d)
         return c->reject(c, "num_key_value_heads", "%lld must divide num_attention_heads %lld",
                          (long long)d->kv_heads, (long long)d->heads);
     return MT_OK;
+}
+
+/* Biases of q, k, v and o, all or none of them by attention_bias, and the usual scale; after
+ * mt_decoder_read. [main] */
+static inline mt_status mt_decoder_read_attention(const mt_config *c, const mt_decoder *d,
+                                                  bool unset_bias, mt_decoder_attn *a)
+{
+    a->scale = 1 / sqrt((double)d->head_dim);
+    mt_status s = mt_config_bool(c, "attention_bias", unset_bias, &a->qkv_bias);
+    a->o_bias = a->qkv_bias;
+    return s;
 }
 
 /* hidden_act where the family knows no other than `only`. [main] */
@@ -474,6 +501,42 @@ static inline void mt_decoder_layer(mt_model *m, int64_t i, int32_t *tpl, const 
 static inline void mt_decoder_end(mt_model *m)
 {
     mt_add_unit(m, "head", mt_add_template(m, "head", mt_decoder_head, NULL), "");
+}
+
+/* ---- configuring ---------------------------------------------------------------------------- */
+
+/* What a family of decoders brings to mt_decoder_configure. */
+typedef struct mt_decoder_family {
+    size_t state_size;      /* bytes of its state, which starts with an mt_decoder */
+    const char *model_type; /* where the configuration names none */
+    /* Fills the state, which is zero, for a model of `type`. [main] */
+    mt_status (*read)(const mt_config *c, const char *type, mt_model *model, void *state);
+    /* Calls mt_decoder_layer for every layer. [main] */
+    mt_status (*add_layers)(const mt_config *c, mt_model *model, const void *state);
+} mt_decoder_family;
+
+/* The work of mt_arch::configure: the state, from malloc, and all units. [main] */
+static inline mt_status mt_decoder_configure(const mt_decoder_family *f, const mt_config *c,
+                                             mt_model *model, void **ret_arch)
+{
+    const char *type;
+    mt_status s = mt_config_string(c, "model_type", f->model_type, &type);
+    if (s != MT_OK)
+        return s;
+    void *state = calloc(1, f->state_size);
+    if (!state)
+        return mt_fail_nomem();
+    if ((s = f->read(c, type, model, state)) == MT_OK) {
+        mt_decoder_begin(model, (const mt_decoder *)state);
+        s = f->add_layers(c, model, state);
+        mt_decoder_end(model);
+    }
+    if (s != MT_OK) {
+        free(state);
+        return s;
+    }
+    *ret_arch = state;
+    return MT_OK;
 }
 
 #ifdef __cplusplus
