@@ -434,9 +434,10 @@ mt_status engine_step(engine *e, const step_batch *batch, const engine_step_para
 
     run_step(e, batch, true, params);
     engine_result r = { .loss_sum = e->step.loss_sum,
+                        .aux_loss_sum = e->step.aux_loss_sum,
                         .n_targets = batch->n_targets,
                         .grad_norm = NAN };
-    r.updated = isfinite(r.loss_sum);
+    r.updated = isfinite(r.loss_sum) && isfinite(r.aux_loss_sum);
     if (clip) {
         r.grad_norm = grad_norm(e);
         r.updated = r.updated && isfinite(r.grad_norm);
@@ -483,7 +484,7 @@ mt_status engine_eval(engine *e, const step_batch *batch, double *ret_loss_sum)
 }
 
 mt_status engine_gradients(engine *e, const step_batch *batch, double *ret_loss_sum,
-                           float *const *ret_grads)
+                           double *ret_aux_loss_sum, float *const *ret_grads)
 {
     if (!e->training || (!e->l.grad_plane && !e->l.narrow_plane && !e->p->held))
         return status_set(MT_ERR_INVALID,
@@ -511,5 +512,7 @@ mt_status engine_gradients(engine *e, const step_batch *batch, double *ret_loss_
     if (e->p->held)
         lander_read(e, ret_grads);
     *ret_loss_sum = e->step.loss_sum;
+    if (ret_aux_loss_sum)
+        *ret_aux_loss_sum = e->step.aux_loss_sum;
     return MT_OK;
 }

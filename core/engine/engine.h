@@ -50,6 +50,9 @@ enum engine_wait {
 
 typedef struct engine_result {
     double loss_sum; /* over all targets of the step, nats */
+    /* What units add to it (experts used evenly), coefficients included; 0 where none does. Divided
+     * by n_targets it is the step's, like loss_sum. */
+    double aux_loss_sum;
     int64_t n_targets;
     double
         grad_norm;  /* global L2 norm before clipping; NaN where immediate updates never form it */
@@ -101,10 +104,10 @@ void engine_bytes(const engine *e, int64_t ret_bytes[PLAN_TIERS]);
 /* ---- gradients for tests: forward and backward without any update ---------------------------- */
 
 /* Runs one step's forward and backward; the gradient of every parameter (FP32, true shape, no
- * clipping) goes to ret_grads[param] (caller's memory, model_param.elems). Needs a plan with
- * clipping, or with a gradient plane. [main] */
+ * clipping) goes to ret_grads[param] (caller's memory, model_param.elems). ret_aux_loss_sum may be
+ * NULL. Needs a plan with clipping, or with a gradient plane. [main] */
 mt_status engine_gradients(engine *e, const step_batch *batch, double *ret_loss_sum,
-                           float *const *ret_grads);
+                           double *ret_aux_loss_sum, float *const *ret_grads);
 
 /* ---- generation: one sequence -----------------------------------------------------------------
  */

@@ -18,7 +18,18 @@
 /* ---- may this step update? -------------------------------------------------------------------
  */
 
-/* The sum of all token losses, in token order. Called where nobody else can be in here. */
+/* The sum of what units add to the loss, in the order of the micro-batches in each. */
+static double sum_aux_losses(const engine *e)
+{
+    double sum = 0;
+    for (int32_t u = 0; u < e->m->n_units; u++)
+        for (int64_t b = 0; e->unit[u].aux_loss && b < e->step.batch->n; b++)
+            sum += (double)e->unit[u].aux_loss[b];
+    return sum;
+}
+
+/* The sum of all token losses, in token order, and that of the losses beside them. Called where
+ * nobody else can be in here. */
 void step_sum_loss(engine *e)
 {
     step_state *s = &e->step;
@@ -32,8 +43,9 @@ void step_sum_loss(engine *e)
             sum += (double)loss[t];
     }
     s->loss_sum = sum;
+    s->aux_loss_sum = sum_aux_losses(e);
     s->loss_known = true;
-    if (!isfinite(sum))
+    if (!isfinite(sum) || !isfinite(s->aux_loss_sum))
         s->discard = true;
 }
 

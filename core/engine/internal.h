@@ -193,6 +193,7 @@ typedef struct unit_info {
     int64_t saved[2];      /* likewise of its saved region */
     int64_t value_offset[MT_UNIT_MAX_IO]; /* of each output in a batch's boundary values */
     void *state;                          /* what generation keeps */
+    float *aux_loss; /* host [micro_batches of a step]: the loss that it adds; NULL: none */
     /* A unit that is cut: offsets of the experts' rows, [group_batches] times layout_offsets_bytes,
      * of the group `offsets_key` once `offsets_there` has happened. */
     char *offsets;
@@ -216,7 +217,7 @@ typedef struct step_state {
     double loss_scale;
     /* lander only, until it is idle */
     bool loss_known;
-    double loss_sum;
+    double loss_sum, aux_loss_sum;
     bool discard;     /* no update of this step may happen */
     int32_t bad_unit; /* immediate: its gradient is not finite; -1: none */
 } step_state;

@@ -33,6 +33,7 @@ const char *layout_region_name(layout_region r)
         [LAYOUT_ROW_INDEX] = "embedding row index",
         [LAYOUT_HOST_BATCH] = "batch staging",
         [LAYOUT_HOST_LOSS] = "token loss staging",
+        [LAYOUT_HOST_AUX_LOSS] = "auxiliary loss staging",
         [LAYOUT_HOST_REDUCTIONS] = "reduction staging",
         [LAYOUT_HOST_LOGITS] = "logit staging",
         [LAYOUT_HOST_OFFSETS] = "rows of experts",
@@ -218,6 +219,7 @@ static void lay_out_values(const plan *p, layout *l)
         saved += layout_align(t->saved_bytes) * (last ? 1 : p->group_batches);
         if (r->training)
             l->bytes[LAYOUT_HOST_OFFSETS] += layout_offsets_bytes(t) * p->group_batches;
+        l->n_aux_losses += t->t->adds_loss;
         if (last)
             break;
         l->carried_stride = max64(l->carried_stride, layout_align(t->carry_bytes));
@@ -239,6 +241,7 @@ static void lay_out_values(const plan *p, layout *l)
         l->bytes[LAYOUT_ACTIVATIONS] = outs * p->group_batches;
         l->bytes[LAYOUT_ACTIVATION_GRADS] = l->n_values * widest;
         l->bytes[LAYOUT_SAVED] = saved;
+        l->bytes[LAYOUT_HOST_AUX_LOSS] = layout_align(l->n_aux_losses * r->micro_batches * 4);
     } else {
         l->bytes[LAYOUT_ACTIVATIONS] = 2 * most * p->group_batches;
     }

@@ -46,6 +46,7 @@ typedef enum layout_region {
     LAYOUT_ROW_INDEX,
     LAYOUT_HOST_BATCH,
     LAYOUT_HOST_LOSS,
+    LAYOUT_HOST_AUX_LOSS,
     LAYOUT_HOST_REDUCTIONS,
     LAYOUT_HOST_LOGITS,
     LAYOUT_HOST_OFFSETS,
@@ -80,6 +81,7 @@ typedef struct layout {
     int64_t gather_rows, gather_cols; /* cols: summed over gathered slots */
     int64_t n_slots;                  /* parameter slots of all units */
     int64_t n_sums;                   /* parts of them whose squares are summed */
+    int64_t n_aux_losses;             /* units that add a loss of their own */
     int64_t carried_stride;           /* bytes of a micro-batch from stage to stage */
     int64_t n_blocks;                 /* slices of all parameters: partial sums of squares */
     int64_t sum_scratch;              /* bytes */

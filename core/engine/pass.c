@@ -107,6 +107,18 @@ static void copy_losses(engine *e, int64_t b, int64_t tokens)
     enqueued(e, e->q_compute);
 }
 
+/* Copies out the loss that the unit adds to the model's own for batch `b` of the step, before the
+ * workspace is used again. */
+static void copy_aux_loss(engine *e, int32_t unit, int64_t b)
+{
+    if (!e->unit[unit].aux_loss)
+        return;
+    const char *loss = e->region[LAYOUT_WORK];
+    loss += e->p->tpl[unit]->loss_offset[0];
+    e->b->copy_out(e->dev, e->q_compute, e->unit[unit].aux_loss + b, loss, 4);
+    enqueued(e, e->q_compute);
+}
+
 /* Gives the piece's gradients the form in which they leave, and sums their squares, for the norm
  * and to see whether they are finite: part by part, so that sums do not depend on how a unit is
  * cut. */
@@ -229,6 +241,8 @@ static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass p
             bind.stage = stage[i];
             run_forward(e, unit, &bind, &batch, pass);
         }
+        if (v->first && pass == MT_PASS_TRAIN)
+            copy_aux_loss(e, unit, g->first_batch + b);
         detail_end(e, event);
         if (routes)
             copy_offsets(e, unit, b, &bind);
@@ -265,6 +279,7 @@ static void backward_batch(engine *e, const group_pass *g, const visit *v, int64
     if (unit == e->m->n_units - 1) {
         int64_t event = detail_begin(e, EVENT_FORWARD, unit, b);
         run_forward(e, unit, bind, &batch, MT_PASS_TRAIN);
+        copy_aux_loss(e, unit, g->first_batch + b);
         copy_losses(e, g->first_batch + b, batch.tokens);
         detail_end(e, event);
     }
@@ -463,6 +478,7 @@ static void place_units(engine *e)
 {
     int64_t activation = 0, saved = 0, slots = 0, pack = 0;
     char *state = e->region[LAYOUT_STATE], *offsets = e->region[LAYOUT_HOST_OFFSETS];
+    float *aux_loss = e->region[LAYOUT_HOST_AUX_LOSS];
     for (int32_t u = 0; u < e->m->n_units; u++) {
         const tpl_plan *t = e->p->tpl[u];
         unit_info *info = &e->unit[u];
@@ -499,6 +515,10 @@ static void place_units(engine *e)
         if (t->state_bytes) {
             info->state = state;
             state += layout_align(t->state_bytes);
+        }
+        if (e->training && t->t->adds_loss) {
+            info->aux_loss = aux_loss;
+            aux_loss += e->p->request.micro_batches;
         }
         info->offsets = offsets;
         info->offsets_key = -1;

@@ -344,6 +344,8 @@ static void sum_flops(const struct tpl_graph *g, tpl *t)
         }
         if ((n->def->flags & MT_OP_GRAD_IN_FORWARD) && g->out[0] == n->out[0])
             t->makes_loss = true;
+        if (n->def->flags & MT_OP_EMITS_LOSS)
+            t->adds_loss = true;
     }
 }
 

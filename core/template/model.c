@@ -402,6 +402,14 @@ bool model_unit_trains(const model *m, int32_t unit)
     return false;
 }
 
+bool model_adds_loss(const model *m)
+{
+    for (int32_t u = 0; u < m->n_units; u++)
+        if (m->units[u].t->adds_loss)
+            return true;
+    return false;
+}
+
 bool model_ignores(const model *m, const char *name)
 {
     for (int32_t i = 0; i < m->n_ignore; i++)

@@ -65,6 +65,9 @@ void model_draw(const model_param *p, uint64_t seed, int64_t first, int64_t n, f
 /* Does the unit own a parameter that is trained? One that does not needs weights only. */
 bool model_unit_trains(const model *m, int32_t unit);
 
+/* Does any unit add a loss to the model's own? */
+bool model_adds_loss(const model *m);
+
 /* Is the checkpoint tensor `name` one that loading skips? */
 bool model_ignores(const model *m, const char *name);
 

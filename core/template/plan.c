@@ -539,15 +539,23 @@ static void resolve_ref(const maker *k, ref *r)
     r->offset = p->offset + (r->offset >> 32);
 }
 
+/* The last step of the stage that step `index` is in. */
+static int32_t last_of_stage(const struct tpl_program *prog, int32_t index)
+{
+    while (index + 1 < prog->n_steps && prog->steps[index + 1].stage == prog->steps[index].stage)
+        index++;
+    return index;
+}
+
 static int64_t finish_program(maker *k, int which)
 {
     /* A loss stays until its reader, outside, has had a chance. */
     place *loss = NULL;
-    for (int32_t i = 0; i < k->g->n_nodes && which != PROGRAM_BACKWARD && !k->cut; i++)
+    for (int32_t i = 0; i < k->g->n_nodes && which != PROGRAM_BACKWARD; i++)
         if (k->g->nodes[i].def->flags & MT_OP_EMITS_LOSS)
             loss = &k->at[k->g->nodes[i].out[0]];
     if (loss)
-        touch(k, loss, k->prog->n_steps - 1);
+        touch(k, loss, last_of_stage(k->prog, k->pieces[loss->piece].first));
     find_carried(k);
     int64_t total = pack_pieces(k, false), carried = pack_pieces(k, true);
     k->p->carry_bytes = carried > k->p->carry_bytes ? carried : k->p->carry_bytes;

@@ -55,6 +55,7 @@ typedef struct tpl {
     uint32_t n_in, n_out; /* the tuple that it takes and passes on */
     int64_t in_cols[MT_UNIT_MAX_IO], out_cols[MT_UNIT_MAX_IO];
     bool makes_loss;             /* output 0 is the loss, [T, 1] in the statistics dtype */
+    bool adds_loss;              /* an operation emits one beside it (MT_OP_EMITS_LOSS) */
     double gemm_flops_per_token; /* forward */
     double recompute_gemm_flops[TPL_POLICIES]; /* per token, that backward adds under each policy */
     double recompute_attn_flops[TPL_POLICIES]; /* per pair, likewise */
@@ -112,7 +113,8 @@ typedef struct tpl_plan {
     tpl_policy policy;
     tpl_bounds bounds;
     /* Where in `work` the loss that the unit adds to the model's own is left, in the statistics
-     * dtype, by a training forward and by an inference one; -1: it adds none. */
+     * dtype, by a training forward and by an inference one; where the unit is cut, by `before`. -1:
+     * it adds none. */
     int64_t loss_offset[2];
     int64_t
         weight_bytes;   /* flat parameters in the compute dtype (gathered ones: gather_rows rows) */

@@ -347,10 +347,12 @@ static void show_progress(loop *l, const metrics_step *m)
     else
         l->step_time += 0.1 * (m->seconds - l->step_time);
     double left = l->step_time * (double)(l->schedule.total - m->step);
-    char line[256];
+    char line[256], aux[32] = "";
+    if (m->has_aux_loss)
+        snprintf(aux, sizeof aux, "  aux %.4f", m->aux_loss);
     snprintf(line, sizeof line,
-             "step %lld/%lld  loss %.4f  lr %.2e  norm %.2f  %s tok/s  ETA %s  RSS %s",
-             (long long)m->step, (long long)l->schedule.total, m->loss, m->lr, m->grad_norm,
+             "step %lld/%lld  loss %.4f%s  lr %.2e  norm %.2f  %s tok/s  ETA %s  RSS %s",
+             (long long)m->step, (long long)l->schedule.total, m->loss, aux, m->lr, m->grad_norm,
              human_count((double)m->tokens / m->seconds).s, human_seconds(left).s,
              human_bytes(m->rss).s);
     if (log_has_terminal())
@@ -422,6 +424,8 @@ static mt_status do_step(loop *l)
     l->room += room;
     metrics_step m = { .step = l->state.step,
                        .loss = l->state.loss,
+                       .has_aux_loss = model_adds_loss(l->s->model),
+                       .aux_loss = positive_nan(r.aux_loss_sum / (double)r.n_targets),
                        .grad_norm = positive_nan(r.grad_norm),
                        .lr = params.lr,
                        .tokens = batch->tokens,

@@ -173,6 +173,8 @@ mt_status metrics_write_step(metrics *m, const metrics_step *s)
     double per_second = s->seconds > 0 ? 1.0 / s->seconds : 0;
     fprintf(m->file, "{\"step\": %lld", (long long)s->step);
     put_real(m, "loss", s->loss);
+    if (s->has_aux_loss)
+        put_real(m, "aux_loss", s->aux_loss);
     put_real(m, "grad_norm", s->grad_norm);
     put_real(m, "lr", s->lr);
     put_int(m, "tokens", s->tokens);

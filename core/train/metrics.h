@@ -11,8 +11,10 @@ typedef struct metrics metrics;
 
 /* One step. Unless stated, figures are of this step alone. */
 typedef struct metrics_step {
-    int64_t step;     /* 1 for the first */
-    double loss;      /* mean over the step's targets, nats */
+    int64_t step; /* 1 for the first */
+    double loss;  /* mean over the step's targets, nats */
+    bool has_aux_loss;
+    double aux_loss;  /* what routers add to that, coefficient included */
     double grad_norm; /* before clipping */
     double lr;
     int64_t tokens, targets;

@@ -343,6 +343,8 @@ static void metrics_lines_are_json(void)
     CHECK(metrics_cut(m, NULL, &has_eval) == MT_OK && !has_eval);
     metrics_step s = { .step = 7,
                        .loss = NAN,
+                       .has_aux_loss = true,
+                       .aux_loss = 0.25,
                        .grad_norm = INFINITY,
                        .lr = 0.1,
                        .tokens = 10,
@@ -351,11 +353,14 @@ static void metrics_lines_are_json(void)
                        .model_flops = 8e9,
                        .updated = false };
     CHECK(metrics_write_step(m, &s) == MT_OK);
+    s.has_aux_loss = false;
+    CHECK(metrics_write_step(m, &s) == MT_OK);
     CHECK(metrics_write_eval(m, &(metrics_eval){ 7, log(2.0), 3, 1 }) == MT_OK);
     const char *text = slurp(metrics_path); /* flushed, though the file is still open */
-    CHECK(strstr(text, "{\"step\": 7, \"loss\": null, \"grad_norm\": null, \"lr\": "
-                       "0.10000000000000001, \"tokens\": 10, \"targets\": 9") == text,
+    CHECK(strstr(text, "{\"step\": 7, \"loss\": null, \"aux_loss\": 0.25, \"grad_norm\": null, "
+                       "\"lr\": 0.10000000000000001, \"tokens\": 10, \"targets\": 9") == text,
           "%s", text);
+    CHECK(strstr(text, "\n{\"step\": 7, \"loss\": null, \"grad_norm\""), "%s", text);
     CHECK(strstr(text, "\"updated\": false, \"tokens_per_second\": 5.0"), "%s", text);
     CHECK(strstr(text, "\"model_flops_per_second\": 4000000000"), "%s", text);
     CHECK(

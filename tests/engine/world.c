@@ -479,7 +479,7 @@ float *world_gradients(world *w, const step_batch *b, double *ret_loss)
         world_fail("gradients");
     for (int32_t i = 0; i < w->m->n_params; i++)
         part[i] = all + world_offset(w, i);
-    if (engine_gradients(w->e, b, ret_loss, part) < 0)
+    if (engine_gradients(w->e, b, ret_loss, NULL, part) < 0)
         world_fail("engine_gradients");
     free(part);
     return all;

@@ -236,7 +236,7 @@ static mt_status engine_grads(engine *e, const subject *s, const step_batch *bat
         if (!(grads[p] = calloc((size_t)s->m->params[p].elems, sizeof **grads)))
             st = status_nomem("gradients", (size_t)s->m->params[p].elems * sizeof **grads);
     if (!st)
-        st = engine_gradients(e, batch, ret_sum, grads);
+        st = engine_gradients(e, batch, ret_sum, NULL, grads);
     for (int32_t p = 0; p < n && !st; p++)
         for (int64_t i = 0; i < s->m->params[p].elems; i++)
             s->grads[p][i] = (double)grads[p][i];
