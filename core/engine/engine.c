@@ -165,6 +165,7 @@ mt_status engine_create(const engine_config *config, engine **ret)
     e->optim = config->optim;
     e->optim_state = config->optim_state;
     e->rules = config->rules;
+    e->router_bias_rate = config->router_bias_rate;
     e->trace_path = config->trace_path;
     e->serial = config->serial;
     e->training = config->plan->request.training;
@@ -195,6 +196,8 @@ mt_status engine_create(const engine_config *config, engine **ret)
     if (st == MT_OK)
         st = pass_start(e);
     if (st == MT_OK)
+        st = experts_start(e);
+    if (st == MT_OK)
         st = pool_start(e, config->optim_threads, config->bind_workers);
     if (st == MT_OK)
         st = lander_start(e);
@@ -221,6 +224,7 @@ void engine_destroy(engine *e)
         e->b->queue_sync(e->dev, e->q_out);
     if (e->trace_path && trace_write(e) < 0)
         log_write(MT_LOG_WARNING, "%s", status_text());
+    experts_stop(e);
     pass_stop(e);
     stream_stop(e);
     if (e->q_in && e->q_in != e->q_compute)
@@ -345,6 +349,7 @@ static void run_step(engine *e, const step_batch *batch, bool update,
     pass_train(e);
     lander_wait(e, e->landings_given);
     step_sum_loss(e);
+    experts_count(e, batch->n);
     /* What the updates that follow write on the timeline is the next step's. */
     e->traffic.end_event = atomic_load(&e->time.next);
 }
@@ -436,7 +441,8 @@ mt_status engine_step(engine *e, const step_batch *batch, const engine_step_para
     engine_result r = { .loss_sum = e->step.loss_sum,
                         .aux_loss_sum = e->step.aux_loss_sum,
                         .n_targets = batch->n_targets,
-                        .grad_norm = NAN };
+                        .grad_norm = NAN,
+                        .router_violation = experts_violation(e) };
     r.updated = isfinite(r.loss_sum) && isfinite(r.aux_loss_sum);
     if (clip) {
         r.grad_norm = grad_norm(e);
@@ -454,6 +460,8 @@ mt_status engine_step(engine *e, const step_batch *batch, const engine_step_para
                           (long long)params->step, e->m->units[e->step.bad_unit].name);
     if (clip && r.updated)
         start_updates(e);
+    if (r.updated)
+        experts_balance(e);
     if (e->serial)
         pool_wait_idle(e);
     time_account(e, from, &r);

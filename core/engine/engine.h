@@ -26,9 +26,13 @@ typedef struct engine_config {
     const mt_optim *optim;    /* NULL for inference */
     const void *optim_state;  /* what optim->create returned */
     const engine_rule *rules; /* [n_params]; NULL: none. Outlives the engine */
-    int32_t optim_threads;    /* <= 0: all that this process may use */
-    bool bind_workers;        /* to processors of their own, where there are enough */
-    bool serial;              /* one queue, no overlap: the reference for every race test */
+    /* By how much each element of a router's bias (MT_OP_ROUTES) moves after a step: up where its
+     * expert got fewer of the step's rows than the mean, down where more (auxiliary-loss-free load
+     * balancing, arXiv 2408.15664, algorithm 1). 0: biases stay. */
+    double router_bias_rate;
+    int32_t optim_threads; /* <= 0: all that this process may use */
+    bool bind_workers;     /* to processors of their own, where there are enough */
+    bool serial;           /* one queue, no overlap: the reference for every race test */
     uint64_t chaos; /* != 0: random delays in every queue and worker, freed buffers poisoned */
     const char *trace_path; /* NULL: no trace */
 } engine_config;
@@ -55,9 +59,12 @@ typedef struct engine_result {
     double aux_loss_sum;
     int64_t n_targets;
     double
-        grad_norm;  /* global L2 norm before clipping; NaN where immediate updates never form it */
-    bool updated;   /* false: something was not finite and no state changed */
-    double seconds; /* wall time of the step as the caller saw it */
+        grad_norm; /* global L2 norm before clipping; NaN where immediate updates never form it */
+    bool updated;  /* false: something was not finite and no state changed */
+    /* Of the layers with experts the worst: the rows of its busiest expert in this step, over the
+     * mean, less 1 (MaxVio, arXiv 2408.15664). NaN where there are no experts. */
+    double router_violation;
+    double seconds;         /* wall time of the step as the caller saw it */
     double compute_seconds; /* compute queue busy */
     double wait_seconds[ENGINE_WAITS];
     /* Weights in and gradients out: how much, and how long their queues were at it (what copy-out

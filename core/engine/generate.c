@@ -76,7 +76,7 @@ mt_status engine_generate(engine *e, const int32_t *tokens, int64_t n, int64_t u
     const micro_batch *list[1] = { &micro };
     sequence *s = &e->step.seq;
     *s = (sequence){ .n_groups = 1, .group_length = n_units, .first_key = e->next_key };
-    stream_prepare(e, list, 1, e->next_key++, false);
+    stream_prepare(e, list, (micro_range){ 0, 1 }, e->next_key++, false);
     group_set *set = &e->set[s->first_key % LAYOUT_SETS];
 
     mt_batch batch;

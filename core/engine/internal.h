@@ -137,12 +137,17 @@ typedef struct grad_buffer {
     int64_t copy_out;   /* timeline index of that landing */
 } grad_buffer;
 
+/* Micro-batches of a step. */
+typedef struct micro_range {
+    int64_t first, n;
+} micro_range;
+
 /* One group's batches, and the table rows that they use. */
 typedef struct group_set {
     int32_t *host, *dev; /* [group_batches][micro_elems] */
     void *loaded, *done; /* events: batches on the device; the group's compute has passed */
     int64_t key;         /* number of the group, over the engine's life */
-    int64_t n_batches;
+    micro_range range;
     const micro_batch **micro; /* [group_batches] */
     int32_t *rows;             /* [gather_rows] distinct token ids, ascending */
     int64_t n_rows;
@@ -194,11 +199,12 @@ typedef struct unit_info {
     int64_t value_offset[MT_UNIT_MAX_IO]; /* of each output in a batch's boundary values */
     void *state;                          /* what generation keeps */
     float *aux_loss; /* host [micro_batches of a step]: the loss that it adds; NULL: none */
-    /* A unit that is cut: offsets of the experts' rows, [group_batches] times layout_offsets_bytes,
-     * of the group `offsets_key` once `offsets_there` has happened. */
+    /* Offsets of the experts' rows, [micro_batches] times layout_offsets_bytes. Of a unit that is
+     * cut those of the group `offsets_key` are there once `offsets_there` has happened. */
     char *offsets;
     void *offsets_there;
     int64_t offsets_key;
+    int64_t *load; /* [experts] rows of each in the last step */
 } unit_info;
 
 /* Positions in the order of compute: per group forward, then (training) backward; each is a visit.
@@ -231,6 +237,7 @@ struct engine {
     const mt_optim *optim;
     const void *optim_state;
     const engine_rule *rules;
+    double router_bias_rate;
     const char *trace_path;
     bool serial, training;
     uint64_t chaos;
@@ -242,6 +249,7 @@ struct engine {
     unit_info *unit;                /* [n_units] */
     piece_info *piece;              /* [l.n_pieces] */
     visit *visit;                   /* [l.n_visits] those of forward, then those of backward */
+    int64_t *loads;                 /* those of all units */
     float **plane;                  /* [n_params] host gradients; both NULL: leave by slabs */
     uint16_t **narrow;              /* [n_params] the same in BF16 */
     int32_t *contributors;          /* [n_params] */
@@ -366,7 +374,7 @@ mt_status pool_error(engine *e);
 /* stream.c */
 mt_status stream_start(engine *e);
 void stream_stop(engine *e);
-void stream_prepare(engine *e, const micro_batch *const *micro, int64_t n, int64_t key,
+void stream_prepare(engine *e, const micro_batch *const *micro, micro_range range, int64_t key,
                     bool with_targets);
 const visit *stream_visit_at(const engine *e, const sequence *s, int64_t pos);
 /* The buffer with the weights of the piece at `pos`; compute has been told to wait for them. */
@@ -392,6 +400,20 @@ void lander_release(engine *e);
 void lander_read(engine *e, float *const *ret_grads);
 void lander_wait(engine *e, int64_t number); /* until landing `number` is through */
 void step_sum_loss(engine *e);
+
+/* experts.c: nothing happens to units without experts. */
+mt_status experts_start(engine *e);
+void experts_stop(engine *e);
+/* Enqueues that the host gets the offsets of the experts' rows in batch b of the step; right after
+ * the unit's forward, or where it is cut its stage `before`. */
+void experts_tell(engine *e, int32_t unit, int64_t b, const tpl_binding *bind);
+/* Did experts first .. end-1 get no rows in these batches? Where the host has been told. */
+bool experts_idle(const engine *e, int32_t unit, int32_t first, int32_t end, micro_range r);
+/* Sums the rows that every expert got in the step, when all of its forward is through. */
+void experts_count(engine *e, int64_t batches);
+/* What is said of it in engine_result; moves the routers' biases by it. */
+double experts_violation(const engine *e);
+void experts_balance(engine *e);
 
 /* pass.c */
 mt_status pass_start(engine *e);

@@ -81,9 +81,9 @@ int64_t layout_sum_bytes(const tpl_segment *s)
     return layout_align(s->elems * 4);
 }
 
-int64_t layout_offsets_bytes(const tpl_plan *t)
+int64_t layout_offsets_bytes(const tpl *t)
 {
-    return t->n_segments > 1 ? layout_align((t->t->experts + 1) * 4) : 0;
+    return t->experts > 0 ? layout_align((t->experts + 1) * 4) : 0;
 }
 
 /* What is streamed, and how often. The last unit's forward is part of its backward. */
@@ -218,7 +218,7 @@ static void lay_out_values(const plan *p, layout *l)
             work = max64(work, t->generate_work_bytes);
         saved += layout_align(t->saved_bytes) * (last ? 1 : p->group_batches);
         if (r->training)
-            l->bytes[LAYOUT_HOST_OFFSETS] += layout_offsets_bytes(t) * p->group_batches;
+            l->bytes[LAYOUT_HOST_OFFSETS] += layout_offsets_bytes(t->t) * r->micro_batches;
         l->n_aux_losses += t->t->adds_loss;
         if (last)
             break;

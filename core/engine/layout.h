@@ -116,8 +116,8 @@ int64_t layout_sum_bytes(const tpl_segment *s);
 int64_t layout_leave_bytes(const tpl_segment *s, int64_t grad_size);
 
 /* Bytes of the offsets of experts' rows that a unit's forward leaves on the host for one
- * micro-batch; 0 for a unit that is not cut. */
-int64_t layout_offsets_bytes(const tpl_plan *t);
+ * micro-batch; 0 for a unit without experts. */
+int64_t layout_offsets_bytes(const tpl *t);
 
 /* p->request, groups, group_batches, weight_buffers, device_sums, held and tpl[] must be set.
  * [pure] */

@@ -204,15 +204,6 @@ static int visit_stages(const engine *e, const visit *v, bool backward, tpl_stag
     return !dense && !backward && v->last ? 2 : 1;
 }
 
-/* Tells the host how batch b's rows fell to experts: backward passes over those that got none. */
-static void copy_offsets(engine *e, int32_t unit, int64_t b, const tpl_binding *bind)
-{
-    const tpl_plan *t = e->p->tpl[unit];
-    e->b->copy_out(e->dev, e->q_compute, e->unit[unit].offsets + b * layout_offsets_bytes(t),
-                   tpl_expert_offsets(t, bind), (t->t->experts + 1) * 4);
-    enqueued(e, e->q_compute);
-}
-
 static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass pass)
 {
     const sequence *s = &e->step.seq;
@@ -220,7 +211,7 @@ static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass p
     int32_t unit = e->piece[v->piece].unit;
     tpl_stage stage[2];
     int n_stages = visit_stages(e, v, false, stage);
-    bool routes = pass == MT_PASS_TRAIN && is_cut(e, unit) && v->first;
+    bool routes = pass == MT_PASS_TRAIN && v->first;
     weight_buffer *w = stream_acquire(e, s, pos);
     pass_record *r = new_record(e, w);
     if (unit == 0) {
@@ -229,7 +220,7 @@ static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass p
     }
     chaos_delay(e, e->q_compute, &e->rng);
     r->compute = time_begin(e, e->q_compute, TRACK_COMPUTE, EVENT_FORWARD, unit, -1);
-    for (int64_t b = 0; b < g->set->n_batches; b++) {
+    for (int64_t b = 0; b < g->set->range.n; b++) {
         tpl_binding bind;
         mt_batch batch;
         bind_unit(e, unit, w, b, &bind);
@@ -245,11 +236,11 @@ static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass p
             copy_aux_loss(e, unit, g->first_batch + b);
         detail_end(e, event);
         if (routes)
-            copy_offsets(e, unit, b, &bind);
+            experts_tell(e, unit, g->first_batch + b, &bind);
         if (unit == e->m->n_units - 1)
             copy_losses(e, g->first_batch + b, batch.tokens);
     }
-    if (routes) {
+    if (routes && is_cut(e, unit)) {
         e->b->event_record(e->dev, e->unit[unit].offsets_there, e->q_compute);
         e->unit[unit].offsets_key = g->set->key;
     }
@@ -281,6 +272,7 @@ static void backward_batch(engine *e, const group_pass *g, const visit *v, int64
         run_forward(e, unit, bind, &batch, MT_PASS_TRAIN);
         copy_aux_loss(e, unit, g->first_batch + b);
         copy_losses(e, g->first_batch + b, batch.tokens);
+        experts_tell(e, unit, g->first_batch + b, bind);
         detail_end(e, event);
     }
     int64_t event = detail_begin(e, EVENT_BACKWARD, unit, b);
@@ -316,7 +308,7 @@ static void backward_visit(engine *e, const group_pass *g, int64_t pos)
     r->compute = time_begin(e, e->q_compute, TRACK_COMPUTE, EVENT_BACKWARD, unit, -1);
     if (skip && !sums_on)
         e->b->fill(e->dev, e->q_compute, sums, 0, layout_sum_bytes(piece_segment(e, v->piece)));
-    for (int64_t b = 0; b < g->set->n_batches && !skip; b++) {
+    for (int64_t b = 0; b < g->set->range.n && !skip; b++) {
         tpl_binding *bind = &e->bound[b];
         if (v->first) {
             bind_unit(e, unit, w, b, bind);
@@ -362,7 +354,7 @@ static void prepare_group(engine *e, const step_batch *batch, int64_t g, bool wi
     int64_t n = group_first(batch->n, s->n_groups, g + 1) - first;
     for (int64_t i = 0; i < n; i++)
         e->group_micro[i] = &batch->micro[first + i];
-    stream_prepare(e, e->group_micro, n, s->first_key + g, with_targets);
+    stream_prepare(e, e->group_micro, (micro_range){ first, n }, s->first_key + g, with_targets);
     e->next_key = s->first_key + g + 1;
 }
 
@@ -411,7 +403,7 @@ double pass_eval(engine *e, const step_batch *batch)
             forward_visit(e, &pass, g * n + i, MT_PASS_EVAL);
         e->b->event_record(e->dev, pass.set->done, e->q_compute);
         e->b->event_sync(e->dev, pass.set->done);
-        for (int64_t b = 0; b < pass.set->n_batches; b++)
+        for (int64_t b = 0; b < pass.set->range.n; b++)
             for (int64_t t = 0; t < pass.set->micro[b]->tokens; t++)
                 sum += (double)e->loss_host[b * e->l.tokens + t];
     }
@@ -523,7 +515,7 @@ static void place_units(engine *e)
         info->offsets = offsets;
         info->offsets_key = -1;
         if (e->training)
-            offsets += layout_offsets_bytes(t) * e->p->group_batches;
+            offsets += layout_offsets_bytes(t->t) * e->p->request.micro_batches;
     }
 }
 

@@ -26,7 +26,7 @@ static void index_rows(engine *e, group_set *s)
 {
     int32_t *row_of = e->row_of;
     int64_t n = 0, stream = e->l.stream_elems;
-    for (int64_t b = 0; b < s->n_batches; b++)
+    for (int64_t b = 0; b < s->range.n; b++)
         mark_rows(e, s->micro[b]);
     if (e->p->device_sums && e->step.seq.backward)
         for (int64_t b = 0; b < e->step.batch->n; b++)
@@ -37,7 +37,7 @@ static void index_rows(engine *e, group_set *s)
             row_of[id] = (int32_t)n++;
         }
     s->n_rows = n;
-    for (int64_t b = 0; b < s->n_batches; b++) {
+    for (int64_t b = 0; b < s->range.n; b++) {
         int32_t *rows = s->host + b * e->l.micro_elems + stream;
         for (int64_t t = 0; t < s->micro[b]->tokens; t++)
             rows[t] = row_of[s->micro[b]->ids[t]];
@@ -76,7 +76,7 @@ static void pack_rows(engine *e, int32_t set)
         }
 }
 
-void stream_prepare(engine *e, const micro_batch *const *micro, int64_t n, int64_t key,
+void stream_prepare(engine *e, const micro_batch *const *micro, micro_range range, int64_t key,
                     bool with_targets)
 {
     int32_t index = (int32_t)(key % LAYOUT_SETS);
@@ -92,8 +92,8 @@ void stream_prepare(engine *e, const micro_batch *const *micro, int64_t n, int64
                 pool_wait_param(e, e->m->units[u].slot[k]);
 
     s->key = key;
-    s->n_batches = n;
-    for (int64_t b = 0; b < n; b++) {
+    s->range = range;
+    for (int64_t b = 0; b < range.n; b++) {
         const micro_batch *mb = s->micro[b] = micro[b];
         int32_t *to = s->host + b * e->l.micro_elems;
         size_t bytes = (size_t)mb->tokens * 4;
@@ -111,7 +111,7 @@ void stream_prepare(engine *e, const micro_batch *const *micro, int64_t n, int64
     }
     chaos_delay(e, e->q_in, &e->rng);
     s->batch_in = time_begin(e, e->q_in, TRACK_IN, EVENT_BATCH_IN, -1, -1);
-    for (int64_t b = 0; b < n; b++) {
+    for (int64_t b = 0; b < range.n; b++) {
         int64_t at = b * e->l.micro_elems;
         int64_t elems = 4 * stream + micro[b]->documents + 1;
         e->b->copy_in(e->dev, e->q_in, s->dev + at, s->host + at, elems * 4);
@@ -176,20 +176,14 @@ static bool may_be_stale(const engine *e, const sequence *s, int64_t pos)
 /* ---- experts without tokens ------------------------------------------------------------------
  */
 
-static bool got_tokens(const engine *e, int32_t piece, int64_t batches)
+static bool is_idle(const engine *e, int32_t piece, micro_range r)
 {
-    int32_t u = e->piece[piece].unit;
-    const tpl_plan *t = e->p->tpl[u];
+    const piece_info *p = &e->piece[piece];
+    const tpl_plan *t = e->p->tpl[p->unit];
     int32_t each = t->t->experts / t->t->parts * t->bounds.segment_parts;
-    int32_t first = (e->piece[piece].segment - 1) * each;
+    int32_t first = (p->segment - 1) * each;
     int32_t end = first + each < t->t->experts ? first + each : t->t->experts;
-    for (int64_t b = 0; b < batches; b++) {
-        const int32_t *offsets =
-            (const int32_t *)(e->unit[u].offsets + b * layout_offsets_bytes(t));
-        if (offsets[end] > offsets[first])
-            return true;
-    }
-    return false;
+    return experts_idle(e, p->unit, first, end, r);
 }
 
 bool stream_skips(const engine *e, const sequence *s, int64_t pos)
@@ -200,7 +194,7 @@ bool stream_skips(const engine *e, const sequence *s, int64_t pos)
     if (!s->backward || pos % s->group_length < e->l.n_forward || e->piece[piece].segment == 0 ||
         u->offsets_key != key || !e->b->event_query(e->dev, u->offsets_there))
         return false;
-    return !got_tokens(e, piece, e->set[key % LAYOUT_SETS].n_batches);
+    return is_idle(e, piece, e->set[key % LAYOUT_SETS].range);
 }
 
 /* ---- weight buffers --------------------------------------------------------------------------

@@ -82,6 +82,8 @@ static const struct hint {
     { "clip_grad*", "train.max_grad_norm", NULL },
     { "grad_clip*", "train.max_grad_norm", NULL },
     { "gradient_clip*", "train.max_grad_norm", NULL },
+    { "moe_router_bias_update_rate", "train.router_bias_update_rate", NULL },
+    { "bias_update_speed", "train.router_bias_update_rate", NULL },
     { "scheduler", "train.lr_scheduler_type", NULL },
     { "lr_scheduler", "train.lr_scheduler_type", NULL },
     { "weight_decay", "optimizer.weight_decay", NULL },

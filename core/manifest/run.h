@@ -59,6 +59,7 @@ typedef struct run_manifest {
     double warmup_ratio;    /* used when warmup_steps is 0 */
     double wsd_decay_ratio; /* last part of a wsd schedule that decays */
     double max_grad_norm;
+    double router_bias_update_rate;   /* 0: routers' biases stay */
     int64_t eval_steps, eval_batches; /* 0: never / all */
     int64_t early_stopping_patience;  /* evaluations without a gain; 0: off */
     run_bad_numbers on_bad_numbers;

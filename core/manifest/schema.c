@@ -86,6 +86,10 @@ static const run_key keys[] = {
     { "train", "max_grad_norm", RUN_KEY_FLOAT, "1.0", RANGE(0, DBL_MAX), FIELD(max_grad_norm),
       .doc = "Global norm that gradients are clipped to; 0: no clipping, and updates start while "
              "backward still runs." },
+    { "train", "router_bias_update_rate", RUN_KEY_FLOAT, "0", RANGE(0, 1),
+      FIELD(router_bias_update_rate),
+      .doc = "How far a router's correction bias moves after each step towards experts with fewer "
+             "tokens than the mean (DeepSeek V3: 0.001); 0: not at all." },
     { "train", "eval_steps", RUN_KEY_INT, "0", RANGE(0, MOST), FIELD(eval_steps),
       .doc = "Steps between evaluations; 0: none before the end." },
     { "train", "eval_batches", RUN_KEY_INT, "0", RANGE(0, MOST), FIELD(eval_batches),

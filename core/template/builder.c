@@ -391,7 +391,7 @@ mt_status tpl_create(const char *name, mt_build_fn build, const void *arch, cons
     graph_alias_views(g);
     if ((status = graph_sort_stages(g)) != MT_OK)
         goto out;
-    graph_find_parts(g, t);
+    graph_find_experts(g, t);
     graph_lay_out_params(g, t);
     t->n_params = (uint32_t)g->n_params;
     t->params = g->params;

@@ -100,10 +100,13 @@ const void *tpl_expert_offsets(const tpl_plan *p, const tpl_binding *bind)
     const struct tpl_program *prog = p->program[0];
     for (int32_t i = 0; i < prog->n_steps; i++) {
         const step *s = &prog->steps[i];
-        if (s->stage == TPL_EXPERTS && (p->t->graph->nodes[s->node].def->flags & MT_OP_BY_EXPERT)) {
-            const void *base = s->in[2].where == REGION_SAVED ? bind->saved : bind->carry;
-            return (const char *)base + s->in[2].offset;
-        }
+        if (!(p->t->graph->nodes[s->node].def->flags & MT_OP_BY_EXPERT))
+            continue;
+        int32_t where = s->in[2].where;
+        const void *base = where == REGION_SAVED   ? bind->saved
+                           : where == REGION_CARRY ? bind->carry
+                                                   : bind->work;
+        return (const char *)base + s->in[2].offset;
     }
     return NULL;
 }

@@ -69,8 +69,13 @@ void graph_alias_views(struct tpl_graph *g);
  * they were. The order is the same whether or not the unit is cut there, and so are all bits. */
 mt_status graph_sort_stages(struct tpl_graph *g);
 
-/* Fills parts of t and of every parameter slot. After sorting. */
-void graph_find_parts(struct tpl_graph *g, tpl *t);
+/* The offsets of rows that all operations by expert go by; MT_NONE where there is no such operation
+ * or they go by several. */
+mt_val graph_offsets(const struct tpl_graph *g);
+
+/* Fills experts, the router's bias and parts of t, and parts of every parameter slot. After
+ * sorting. */
+void graph_find_experts(struct tpl_graph *g, tpl *t);
 
 /* Assigns every parameter slot its offset; fills own_elems and flat_elems of t. */
 void graph_lay_out_params(struct tpl_graph *g, tpl *t);

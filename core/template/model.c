@@ -410,6 +410,12 @@ bool model_adds_loss(const model *m)
     return false;
 }
 
+bool model_bias_moves(const model *m, int32_t unit)
+{
+    const model_unit *u = &m->units[unit];
+    return u->t->bias_slot >= 0 && !m->params[u->slot[u->t->bias_slot]].pinned;
+}
+
 bool model_ignores(const model *m, const char *name)
 {
     for (int32_t i = 0; i < m->n_ignore; i++)

@@ -21,6 +21,7 @@ typedef struct model_param {
     mt_init init;
     float init_std;
     bool gathered;
+    bool pinned; /* train.freeze names it: nothing else changes it either */
 } model_param;
 
 typedef struct model_unit {
@@ -67,6 +68,9 @@ bool model_unit_trains(const model *m, int32_t unit);
 
 /* Does any unit add a loss to the model's own? */
 bool model_adds_loss(const model *m);
+
+/* Has the unit a router's bias that a run may move? */
+bool model_bias_moves(const model *m, int32_t unit);
 
 /* Is the checkpoint tensor `name` one that loading skips? */
 bool model_ignores(const model *m, const char *name);

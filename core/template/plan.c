@@ -556,6 +556,10 @@ static int64_t finish_program(maker *k, int which)
             loss = &k->at[k->g->nodes[i].out[0]];
     if (loss)
         touch(k, loss, last_of_stage(k->prog, k->pieces[loss->piece].first));
+    /* And so do the offsets of experts' rows, which are carried where the unit is cut. */
+    mt_val offsets = graph_offsets(k->g);
+    if (which == PROGRAM_FORWARD && !k->cut && offsets != MT_NONE)
+        touch(k, &k->at[offsets], k->prog->n_steps - 1);
     find_carried(k);
     int64_t total = pack_pieces(k, false), carried = pack_pieces(k, true);
     k->p->carry_bytes = carried > k->p->carry_bytes ? carried : k->p->carry_bytes;

@@ -120,11 +120,23 @@ static bool works_by_row(const struct tpl_graph *g, const node *n)
     return true;
 }
 
-/* Experts of the template's one block of them; 0 where it has none or cannot be cut there. */
-static int64_t experts_of(const struct tpl_graph *g)
+mt_val graph_offsets(const struct tpl_graph *g)
 {
     mt_val offsets = MT_NONE;
-    int64_t experts = 0;
+    for (int32_t i = 0; i < g->n_nodes; i++) {
+        const node *n = &g->nodes[i];
+        if (n->skipped || !by_expert(n))
+            continue;
+        if (offsets != MT_NONE && n->in[2] != offsets)
+            return MT_NONE;
+        offsets = n->in[2];
+    }
+    return offsets;
+}
+
+/* May the template be streamed by its experts? */
+static bool may_cut(const struct tpl_graph *g, int64_t experts)
+{
     for (int32_t i = 0; i < g->n_nodes; i++) {
         const node *n = &g->nodes[i];
         if (n->skipped || n->stage == TPL_BEFORE)
@@ -132,32 +144,40 @@ static int64_t experts_of(const struct tpl_graph *g)
         if (n->stage == TPL_AFTER) {
             /* The dense part's parameters have left when its turn comes. */
             if (reads(g, n, true) || (n->def->flags & MT_OP_EMITS_LOSS))
-                return 0;
+                return false;
             continue;
         }
         for (uint32_t k = 0; k < n->n_out; k++)
             if (g->values[n->out[k]].output >= 0)
-                return 0;
+                return false;
         if (!by_expert(n)) {
             if (!works_by_row(g, n))
-                return 0;
+                return false;
             continue;
         }
-        if (offsets == MT_NONE) {
-            offsets = n->in[2];
-            experts = g->values[offsets].shape.cols - 1;
-        }
         bool bias = n->n_in > 3 && n->in[3] != MT_NONE;
-        if (n->in[2] != offsets || !is_stack(g, n->in[1], experts) ||
-            (bias && !is_stack(g, n->in[3], experts)))
-            return 0;
+        if (!is_stack(g, n->in[1], experts) || (bias && !is_stack(g, n->in[3], experts)))
+            return false;
     }
-    return experts;
+    return true;
 }
 
-void graph_find_parts(struct tpl_graph *g, tpl *t)
+/* The slot of the bias that is added to the scores of whoever made the offsets. */
+static int32_t find_bias(struct tpl_graph *g, mt_val offsets)
 {
-    int64_t experts = experts_of(g), parts = experts < MAX_PARTS ? experts : MAX_PARTS;
+    const node *n = maker_of(g, offsets);
+    if (!n || !(n->def->flags & MT_OP_ROUTES) || n->n_in < 2 || n->in[1] == MT_NONE)
+        return -1;
+    const value *v = &g->values[n->in[1]];
+    bool own = v->source == VALUE_PARAM && !(g->params[v->index].info.flags & MT_PARAM_ALIAS);
+    return own ? v->index : -1;
+}
+
+void graph_find_experts(struct tpl_graph *g, tpl *t)
+{
+    mt_val offsets = graph_offsets(g);
+    int64_t experts = offsets == MT_NONE ? 0 : g->values[offsets].shape.cols - 1;
+    int64_t parts = !may_cut(g, experts) ? 1 : experts < MAX_PARTS ? experts : MAX_PARTS;
     for (int32_t i = 0; i < g->n_params; i++) {
         g->params[i].parts = 1;
         if (g->params[i].gathered)
@@ -166,7 +186,8 @@ void graph_find_parts(struct tpl_graph *g, tpl *t)
     while (parts > 1 && experts % parts != 0)
         parts--;
     t->parts = parts > 1 ? (int32_t)parts : 1;
-    t->experts = parts > 1 ? (int32_t)experts : 0;
+    t->experts = (int32_t)experts;
+    t->bias_slot = find_bias(g, offsets);
     for (int32_t i = 0; i < g->n_nodes; i++) {
         const node *n = &g->nodes[i];
         if (n->skipped || !by_expert(n) || t->parts == 1)

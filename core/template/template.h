@@ -61,8 +61,10 @@ typedef struct tpl {
     double recompute_attn_flops[TPL_POLICIES]; /* per pair, likewise */
     double attn_flops_per_pair;                /* forward, summed over attention operations */
     int64_t attn_window;                       /* the widest; 0: unlimited */
-    int32_t parts;   /* equal parts of the experts, each of which may be a segment; 1: none may */
-    int32_t experts; /* where parts > 1 */
+    int32_t parts;     /* equal parts of the experts, each of which may be a segment; 1: none may */
+    int32_t experts;   /* to which one router sends rows; 0: there are none, or several routers */
+    int32_t bias_slot; /* of the bias that is added to that router's scores; -1: there is none, or
+                          it is another unit's */
     struct tpl_graph *graph; /* private */
 } tpl;
 
@@ -186,8 +188,8 @@ void tpl_forward(const tpl_plan *p, void *queue, const tpl_binding *bind, const 
                  mt_pass pass);
 void tpl_backward(const tpl_plan *p, void *queue, const tpl_binding *bind, const mt_batch *batch);
 
-/* Of a plan that is cut: where `before` of a training forward leaves the offsets of the experts'
- * rows, [experts + 1] int32 on the device. [pure] */
+/* Where a training forward, of a unit that is cut its stage `before`, leaves the offsets of the
+ * experts' rows, [experts + 1] int32 on the device. Where t->experts is not 0. [pure] */
 const void *tpl_expert_offsets(const tpl_plan *p, const tpl_binding *bind);
 
 /* ---- operations -------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ static mt_status freeze_pattern(const mt_config *c, const char *key, model *m)
     for (int32_t i = 0; i < m->n_params; i++)
         if (matches(m, &m->params[i], pattern)) {
             m->params[i].flags |= MT_PARAM_FROZEN;
+            m->params[i].pinned = true;
             n++;
         }
     return n > 0 ? MT_OK : reject_pattern(c, key, m, pattern);

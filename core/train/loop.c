@@ -427,6 +427,7 @@ static mt_status do_step(loop *l)
                        .has_aux_loss = model_adds_loss(l->s->model),
                        .aux_loss = positive_nan(r.aux_loss_sum / (double)r.n_targets),
                        .grad_norm = positive_nan(r.grad_norm),
+                       .router_violation = r.router_violation,
                        .lr = params.lr,
                        .tokens = batch->tokens,
                        .targets = batch->n_targets,

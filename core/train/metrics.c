@@ -191,6 +191,8 @@ mt_status metrics_write_step(metrics *m, const metrics_step *s)
     put_int(m, "device_bytes", s->bytes[PLAN_DEVICE]);
     put_int(m, "host_bytes", s->bytes[PLAN_HOST]);
     put_int(m, "rss", s->rss);
+    if (!isnan(s->router_violation))
+        put_real(m, "router_max_violation", s->router_violation);
     return end_line(m);
 }
 

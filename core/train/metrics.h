@@ -26,6 +26,7 @@ typedef struct metrics_step {
     double wait[ENGINE_WAITS]; /* seconds that the compute queue stood still */
     int64_t bytes[PLAN_TIERS]; /* allocated by the engine and the store */
     int64_t rss;               /* bytes of the process that are resident */
+    double router_violation;   /* see engine_result; NaN: no experts, and nothing is written */
     bool updated;
 } metrics_step;
 

@@ -211,6 +211,7 @@ static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tok
     memcpy(request.states, s->states, sizeof request.states);
     s->optim_threads = run->optimizer_threads;
     s->bind_workers = run->bind_workers == RUN_BIND_AUTO;
+    s->router_bias_rate = run->router_bias_update_rate;
     return make_plan(s, &request);
 }
 
@@ -259,6 +260,27 @@ static mt_status open_tokenizer(session *s, const run_manifest *run)
                         by_tokenizer ? "tokenizer" : "chat_format");
 }
 
+/* A rate at which no bias would move is a misunderstanding. */
+static mt_status check_router_bias(const run_manifest *run, const model *m)
+{
+    const mt_config *c = config_section(run->config, "train");
+    bool any = false, moves = false;
+    for (int32_t u = 0; u < m->n_units; u++) {
+        any |= m->units[u].t->bias_slot >= 0;
+        moves |= model_bias_moves(m, u);
+    }
+    if (run->router_bias_update_rate == 0 || moves)
+        return MT_OK;
+    return any ? c->reject(c, "router_bias_update_rate",
+                           "is %g, but train.freeze matches the correction bias of every router; "
+                           "match fewer, or set 0",
+                           run->router_bias_update_rate)
+               : c->reject(c, "router_bias_update_rate",
+                           "is %g, but no router of this model has a correction bias (those of "
+                           "DeepSeek V3 have one); set 0",
+                           run->router_bias_update_rate);
+}
+
 mt_status session_open_run(session *s, run_manifest *run, bool training)
 {
     mt_status st = session_open_run_device(s, run);
@@ -269,6 +291,8 @@ mt_status session_open_run(session *s, run_manifest *run, bool training)
         st = session_open_optim(s, run);
     if (st == MT_OK)
         st = groups_apply(run, s->optim, s->model, &s->rules);
+    if (st == MT_OK)
+        st = check_router_bias(run, s->model);
     if (st == MT_OK)
         st = open_tokenizer(s, run);
     if (st == MT_OK)
@@ -313,6 +337,7 @@ mt_status session_start(session *s, const session_engine_options *options)
                                   .optim = r->training ? s->optim : NULL,
                                   .optim_state = s->optim_state,
                                   .rules = s->rules,
+                                  .router_bias_rate = s->router_bias_rate,
                                   .optim_threads = s->optim_threads,
                                   .bind_workers = s->bind_workers,
                                   .serial = options->serial,

@@ -65,6 +65,7 @@ typedef struct session {
     engine *engine;
     int32_t optim_threads;
     bool bind_workers;
+    double router_bias_rate;
 } session;
 
 /* How a run is executed rather than what it computes. */

@@ -90,6 +90,53 @@ expect 1 'learning_rate_scal' 'learning_rate_scale' \
 expect 1 'exclude each other' \
     -- train run.yaml output_dir=new 'optimizer.groups=[{pattern: "*", learning_rate_scale: 2, learning_rate: 1}]'
 
+# ---- biases of routers --------------------------------------------------------------------------
+
+cat >routed.yaml <<END
+model_type: deepseek_v3
+vocab_size: 256
+hidden_size: 32
+intermediate_size: 48
+moe_intermediate_size: 16
+num_hidden_layers: 2
+num_attention_heads: 2
+n_routed_experts: 8
+num_experts_per_tok: 2
+n_group: 1
+first_k_dense_replace: 1
+kv_lora_rank: 16
+q_lora_rank: null
+qk_nope_head_dim: 8
+qk_rope_head_dim: 8
+v_head_dim: 8
+max_position_embeddings: 128
+END
+bias=model.layers.1.mlp.gate.e_score_correction_bias
+routed=(model=routed.yaml train.warmup_steps=0 train.eval_steps=0 train.lr_scheduler_type=constant
+    checkpoint.save_steps=0)
+for rate in 0 0.001; do
+    expect 0 'finished' -- train run.yaml output_dir=whole$rate "${routed[@]}" train.max_steps=6 \
+        train.router_bias_update_rate=$rate
+    check 'how uneven experts were is told' grep -qE '"router_max_violation": [0-9]' whole$rate/metrics.jsonl
+done
+check 'biases stay at rate 0' \
+    cmp -s <(tensor_of whole0/checkpoints/step-000006 $bias) <(head -c 32 /dev/zero)
+check 'and move at another' other_tensor whole{0,0.001}/checkpoints/step-000006 $bias
+check 'without a state' eval "! has_state whole0.001/checkpoints/step-000006 $bias"
+routed+=(train.router_bias_update_rate=0.001)
+for steps in 3 6; do
+    expect 0 'finished' -- train run.yaml output_dir=halves "${routed[@]}" train.max_steps=$steps
+done
+check 'a resumed run moves them alike' same_checkpoint {whole0.001,halves}/checkpoints/step-000006
+expect 0 'finished' -- train run.yaml output_dir=pinned "${routed[@]}" train.max_steps=2 \
+    'train.freeze=block.0.*'
+expect 1 'train.freeze matches the correction bias of every router' -- train run.yaml output_dir=new \
+    "${routed[@]}" 'train.freeze="*_bias"'
+expect 1 "'train.router_bias_update_rate' is 0.001, but no router of this model has" \
+    -- train run.yaml output_dir=new train.router_bias_update_rate=0.001
+expect 1 "it is called 'train.router_bias_update_rate' here" -- train run.yaml output_dir=new \
+    train.bias_update_speed=0.001
+
 # ---- the best checkpoint, early stopping --------------------------------------------------------
 
 # A rate far too high: the loss falls at first, and is never as good again.

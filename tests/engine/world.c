@@ -318,6 +318,7 @@ void world_open(const world_options *o, world *ret)
                         .backend = b,
                         .device = device,
                         .optim = &adam,
+                        .router_bias_rate = o->router_bias_rate,
                         .optim_threads = o->threads ? o->threads : 2,
                         .serial = o->serial,
                         .chaos = o->chaos,

@@ -22,6 +22,7 @@ typedef struct world_options {
     plan_request request; /* zero fields get defaults */
     bool serial;
     uint64_t chaos, seed;
+    double router_bias_rate;
     const char *trace;
     int32_t threads;
     uint64_t slow_ns;        /* every attention forward takes at least this long */

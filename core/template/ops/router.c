@@ -61,5 +61,5 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
 
 /* Its results are so small that saving them is always right. */
 const mt_op_def op_router = {
-    sizeof(mt_op_def), 0, "router", 1, 2, sizeof(mt_router_attr), 0, shape
+    sizeof(mt_op_def), MT_OP_ROUTES, "router", 1, 2, sizeof(mt_router_attr), 0, shape
 };

@@ -623,7 +623,11 @@ enum {
      * for some experts at a time: it then gives those entries and those offsets, the first of which
      * need not be 0 nor the last the number of rows. Other rows must stay as they are, and what an
      * expert gets must not depend on which others are there. */
-    MT_OP_BY_EXPERT = 1u << 7
+    MT_OP_BY_EXPERT = 1u << 7,
+    /* Sends rows to experts: out[2] is the [1, experts + 1] offsets of their rows, and in[1], where
+     * present, [experts] is added to what it ranks them by. A run may move that bias between steps
+     * so that all of them get as many rows (train.router_bias_update_rate). */
+    MT_OP_ROUTES = 1u << 8
 };
 
 /* What an operation's shape rule answers. */
