@@ -3,31 +3,12 @@
  * attention on the CPU: every mask and option, plain C against the formula written out and finite
  * differences, fast against plain C, and generation against a whole forward pass.
  */
-#include "op.h"
+#include "side.h"
 
 #include <math.h>
 
 static const int32_t docs_37[] = { 0, 1, 6, 37 };
 static const int32_t docs_300[] = { 0, 7, 150, 151, 300 };
-
-static op_case attention_case(int64_t t, const int32_t *starts, int64_t documents,
-                              const mt_attn_attr *attr, bool sinks)
-{
-    op_case c = { .op = "attention",
-                  .attr = attr,
-                  .n_in = 4,
-                  .n_out = 1,
-                  .n_aux = 1,
-                  .in = { { .rows = t, .cols = attr->heads * attr->qk_dim, .scale = 2 },
-                          { .rows = t, .cols = attr->kv_heads * attr->qk_dim, .scale = 2 },
-                          { .rows = t, .cols = attr->kv_heads * attr->v_dim } },
-                  .out = { { .rows = t, .cols = attr->heads * attr->v_dim } },
-                  .aux = { { .rows = t, .cols = attr->heads, .stat = true } },
-                  .batch = { .tokens = t, .documents = documents, .doc_starts = starts } };
-    if (sinks)
-        c.in[3] = (op_value){ 1, attr->heads, .param = true };
-    return c;
-}
 
 static const int32_t one_37[] = { 0, 37 }, one_1[] = { 0, 1 };
 
@@ -40,8 +21,7 @@ static void check_formula(const op_case *c)
     op_data d;
     op_result r;
     op_fill(c, 10, &d);
-    op_run(c, &d, &(op_how){ .dtype = MT_F64, .isa = "scalar", .threads = 1, .forward_only = true },
-           &r);
+    op_run(cpu_side("scalar", 1), c, &d, &(op_how){ .dtype = MT_F64, .forward_only = true }, &r);
     double *want = calloc((size_t)(t * c->out[0].cols), sizeof *want);
     double *lse = calloc((size_t)(t * a->heads), sizeof *lse);
     for (int64_t h = 0; h < a->heads; h++) {
@@ -84,7 +64,7 @@ static void check_formula(const op_case *c)
 
 static void check_small(const mt_attn_attr *attr, bool sinks)
 {
-    op_case c = attention_case(37, docs_37, 3, attr, sinks);
+    op_case c = attention_case(docs_37, 3, attr, sinks);
     check_formula(&c);
     op_check_gradients(&c, 11, 1e-6);
     op_check_fast(&c, 12, 1e-5, 2e-2);
@@ -118,7 +98,7 @@ static void everything(void)
 static void one_token(void)
 {
     const mt_attn_attr attr = { 3, 1, 10, 6, 0.3, 3.0, 4 };
-    op_case c = attention_case(1, one_1, 1, &attr, true);
+    op_case c = attention_case(one_1, 1, &attr, true);
     op_check_fast(&c, 12, 1e-5, 2e-2);
 }
 
@@ -127,9 +107,9 @@ static void blocks(void)
 {
     static const int32_t one_300[] = { 0, 300 };
     static const mt_attn_attr attr[] = { { 2, 1, 17, 9, 0.3, 0, 0 }, { 2, 1, 17, 9, 0.3, 4, 100 } };
-    op_case c = attention_case(300, one_300, 1, &attr[0], true);
+    op_case c = attention_case(one_300, 1, &attr[0], true);
     op_check_fast(&c, 13, 1e-5, 2e-2);
-    c = attention_case(300, docs_300, 4, &attr[1], true);
+    c = attention_case(docs_300, 4, &attr[1], true);
     op_check_fast(&c, 14, 1e-5, 2e-2);
 }
 
@@ -137,7 +117,7 @@ static void blocks(void)
 static void latent_heads(void)
 {
     const mt_attn_attr attr = { 2, 2, 192, 128, 0.072, 0, 0 };
-    op_case c = attention_case(37, docs_37, 3, &attr, false);
+    op_case c = attention_case(docs_37, 3, &attr, false);
     op_check_gradients(&c, 16, 1e-6);
     op_check_fast(&c, 17, 1e-5, 2e-2);
 }
@@ -146,12 +126,12 @@ static void latent_heads(void)
 static void large_scores(void)
 {
     const mt_attn_attr attr = { 2, 1, 16, 8, 30.0, 0, 0 };
-    op_case c = attention_case(37, one_37, 1, &attr, false);
+    op_case c = attention_case(one_37, 1, &attr, false);
     op_data d;
     op_result a, b;
     op_fill(&c, 15, &d);
-    op_run(&c, &d, &(op_how){ .dtype = MT_F32, .threads = 2 }, &a);
-    op_run(&c, &d, &(op_how){ .dtype = MT_F64, .isa = "scalar", .threads = 1 }, &b);
+    op_run(cpu_side(NULL, 2), &c, &d, &(op_how){ .dtype = MT_F32 }, &a);
+    op_run(cpu_side("scalar", 1), &c, &d, &(op_how){ .dtype = MT_F64 }, &b);
     CHECK(op_error(a.out[0], b.out[0], 37 * 16) < 1e-4, "%g",
           op_error(a.out[0], b.out[0], 37 * 16));
     op_result_free(&a);
@@ -159,50 +139,19 @@ static void large_scores(void)
     op_data_free(&d);
 }
 
-/* Prefill of some tokens and decode of the others gives the rows of one whole pass. */
 static void generate(const mt_attn_attr *attr, mt_dtype dtype, const char *isa, double tolerance)
 {
-    enum { T = 37, PREFILL = 20, CAPACITY = 40 };
-    op_case whole = attention_case(T, one_37, 1, attr, true);
-    op_data d;
-    op_result want;
-    op_fill(&whole, 21, &d);
-    op_run(&whole, &d, &(op_how){ .dtype = dtype, .isa = isa, .threads = 2, .forward_only = true },
-           &want);
-    size_t size = (size_t)mt_dtype_size(dtype);
-    mt_tensor kept[2];
-    for (int i = 0; i < 2; i++) {
-        int64_t cols = whole.in[1 + i].cols;
-        kept[i] =
-            (mt_tensor){ calloc((size_t)(CAPACITY * cols), size), CAPACITY, cols, cols, dtype, 0 };
-    }
-    int64_t out_cols = whole.out[0].cols;
-    for (int64_t from = 0; from < T;) {
-        /* Decode takes one token or a few at a time. */
-        int32_t n = from == 0 ? PREFILL : from % 2 ? 1 : 3;
-        if (n > T - from)
-            n = (int32_t)(T - from);
-        int32_t starts[2] = { 0, n };
-        op_case c = attention_case(n, starts, 1, attr, true);
-        op_data part = d;
-        for (int i = 0; i < 3; i++)
-            part.in[i] = d.in[i] + from * c.in[i].cols;
-        c.used = from;
-        c.state[0] = kept[0];
-        c.state[1] = kept[1];
-        op_how how = { .dtype = dtype, .isa = isa, .threads = 2, .pad = 2, .forward_only = true };
-        how.pass = from == 0 ? MT_PASS_PREFILL : MT_PASS_DECODE;
-        op_result got;
-        op_run(&c, &part, &how, &got);
-        double e = op_error(got.out[0], want.out[0] + from * out_cols, n * out_cols);
-        CHECK(e < tolerance, "row %d: off by %g", (int)from, e);
-        op_result_free(&got);
-        from += n;
-    }
-    free(kept[0].data);
-    free(kept[1].data);
-    op_result_free(&want);
-    op_data_free(&d);
+    op_case whole = attention_case(one_37, 1, attr, true);
+    const side *s = cpu_side(isa, 2);
+    op_check_generation(&whole, &(op_generation){ .side = s,
+                                                  .reference = s,
+                                                  .dtype = dtype,
+                                                  .reference_dtype = dtype,
+                                                  .state = { attention_state(attr, 0, 40),
+                                                             attention_state(attr, 1, 40) },
+                                                  .prefill = 20,
+                                                  .decode = 3,
+                                                  .tolerance = tolerance });
 }
 
 static void generation(void)
@@ -228,5 +177,6 @@ int main(void)
     RUN(latent_heads);
     RUN(large_scores);
     RUN(generation);
+    cpu_sides_close();
     return check_done();
 }

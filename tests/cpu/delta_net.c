@@ -4,7 +4,7 @@
  * finite differences, every instruction set against double, and generation against a whole forward
  * pass.
  */
-#include "op.h"
+#include "side.h"
 
 #include <math.h>
 
@@ -14,69 +14,6 @@ static const int32_t docs_210[] = { 0, 64, 67, 210 };
 static const int32_t docs_70[] = { 0, 3, 70 };
 static const int32_t docs_40[] = { 0, 40 };
 
-static int32_t positions[256];
-
-static mt_batch batch_of(const int32_t *starts, int64_t documents)
-{
-    for (int64_t d = 0; d < documents; d++)
-        for (int32_t t = starts[d]; t < starts[d + 1]; t++)
-            positions[t] = t - starts[d];
-    return (mt_batch){ .tokens = starts[documents],
-                       .documents = documents,
-                       .positions = positions,
-                       .doc_starts = starts };
-}
-
-static op_case conv_case(const int32_t *starts, int64_t documents, int64_t cols, int64_t width)
-{
-    mt_batch b = batch_of(starts, documents);
-    return (op_case){ .op = "causal_conv",
-                      .n_in = 2,
-                      .n_out = 1,
-                      .in = { { .rows = b.tokens, .cols = cols },
-                              { .rows = cols, .cols = width, .param = true } },
-                      .out = { { .rows = b.tokens, .cols = cols } },
-                      .batch = b };
-}
-
-static op_case decay_case(const int32_t *starts, int64_t documents, int64_t heads)
-{
-    mt_batch b = batch_of(starts, documents);
-    return (op_case){ .op = "log_decay",
-                      .n_in = 3,
-                      .n_out = 1,
-                      .in = { { .rows = b.tokens, .cols = heads, .scale = 3 },
-                              { .rows = 1, .cols = heads, .param = true },
-                              { .rows = 1, .cols = heads, .param = true } },
-                      .out = { { .rows = b.tokens, .cols = heads, .stat = true } },
-                      .batch = b };
-}
-
-static op_case delta_case(const int32_t *starts, int64_t documents, const mt_delta_attr *a)
-{
-    mt_batch b = batch_of(starts, documents);
-    int64_t t = b.tokens, keys = a->k_heads * a->k_dim, values = a->v_heads * a->v_dim;
-    int64_t state = a->v_heads * a->k_dim * a->v_dim;
-    return (op_case){
-        .op = "gated_delta",
-        .attr = a,
-        .n_in = 5,
-        .n_out = 1,
-        .n_aux = 1,
-        .in = { { .rows = t, .cols = keys },
-                { .rows = t, .cols = keys },
-                { .rows = t, .cols = values },
-                { .rows = t, .cols = a->v_heads, .stat = true, .middle = -0.1, .scale = 0.1 },
-                { .rows = t, .cols = a->v_heads, .middle = 0.5, .scale = 0.5 } },
-        .out = { { .rows = t, .cols = values } },
-        .aux = { { .rows = t + documents * MT_DELTA_CHUNK,
-                   .cols = (state + MT_DELTA_CHUNK - 1) / MT_DELTA_CHUNK,
-                   .stat = true,
-                   .opaque = true } },
-        .batch = b
-    };
-}
-
 /* ---- against the formulas -------------------------------------------------------------------- */
 
 static void check_conv(const op_case *c)
@@ -85,7 +22,8 @@ static void check_conv(const op_case *c)
     op_data d;
     op_result r;
     op_fill(c, 20, &d);
-    op_run(c, &d, &(op_how){ .dtype = MT_F64, .threads = 1, .pad = 1, .forward_only = true }, &r);
+    op_run(cpu_side(NULL, 1), c, &d, &(op_how){ .dtype = MT_F64, .pad = 1, .forward_only = true },
+           &r);
     double *want = calloc((size_t)(t * cols), sizeof *want);
     for (int64_t doc = 0; doc < c->batch.documents; doc++)
         for (int64_t i = c->batch.doc_starts[doc]; i < c->batch.doc_starts[doc + 1]; i++)
@@ -134,7 +72,8 @@ static void check_recurrence(const op_case *c)
     op_data d;
     op_result r;
     op_fill(c, 21, &d);
-    op_run(c, &d, &(op_how){ .dtype = MT_F64, .threads = 2, .pad = 2, .forward_only = true }, &r);
+    op_run(cpu_side(NULL, 2), c, &d, &(op_how){ .dtype = MT_F64, .pad = 2, .forward_only = true },
+           &r);
     double *want = calloc((size_t)(c->batch.tokens * cols), sizeof *want);
     for (int64_t h = 0; h < a->v_heads; h++)
         for (int64_t doc = 0; doc < c->batch.documents; doc++) {
@@ -170,12 +109,12 @@ static void convolution(void)
 
 static void decay(void)
 {
-    op_case c = decay_case(docs_210, 3, 5);
+    op_case c = decay_case(210, 5, false);
     op_data d;
     op_result r;
     op_fill(&c, 26, &d);
     d.in[0][7] = 80; /* e^80 of a token would be too large, its logarithm is not */
-    op_run(&c, &d, &(op_how){ .dtype = MT_F64, .threads = 1, .forward_only = true }, &r);
+    op_run(cpu_side(NULL, 1), &c, &d, &(op_how){ .dtype = MT_F64, .forward_only = true }, &r);
     for (int64_t i = 0; i < 210 * 5; i++) {
         double want = -exp(d.in[1][i % 5]) * log(1 + exp(d.in[0][i] + d.in[2][i % 5]));
         CHECK(fabs(r.out[0][i] - want) <= 1e-13 * fabs(want) + 1e-15, "%d: %.17g, expected %.17g",
@@ -185,7 +124,7 @@ static void decay(void)
     op_data_free(&d);
     op_check_gradients(&c, 27, 1e-6);
     op_check_fast(&c, 28, 1e-6, 1e-2);
-    c.in[1].stat = c.in[2].stat = true; /* streamed in FP32 */
+    c = decay_case(210, 5, true);
     op_check_fast(&c, 28, 1e-6, 1e-2);
 }
 
@@ -220,63 +159,29 @@ static void strong_decay(void)
 
 /* ---- generation ------------------------------------------------------------------------------ */
 
-/* Prefill of some tokens and decode of the others give the rows of one whole pass. */
-static void check_generation(const op_case *whole, int64_t rows, int64_t cols, bool stat,
-                             mt_dtype dtype, int32_t prefill, double tolerance)
+static void check_generation(const op_case *whole, op_value state, mt_dtype dtype, int32_t prefill,
+                             double tolerance)
 {
-    op_data d;
-    op_result want;
-    op_fill(whole, 34, &d);
-    op_run(whole, &d, &(op_how){ .dtype = dtype, .threads = 2, .forward_only = true }, &want);
-    mt_dtype kept = stat && dtype == MT_BF16 ? MT_F32 : dtype;
-    mt_tensor state = {
-        malloc((size_t)(rows * cols * mt_dtype_size(kept))), rows, cols, cols, kept, 0
-    };
-    memset(state.data, 0xff, (size_t)(rows * cols * mt_dtype_size(kept)));
-    int64_t tokens = whole->batch.tokens, out_cols = whole->out[0].cols;
-    for (int64_t from = 0; from < tokens;) {
-        int32_t n = from == 0 ? prefill : from % 2 ? 1 : 3, at[64];
-        if (n > tokens - from)
-            n = (int32_t)(tokens - from);
-        int32_t starts[2] = { 0, n };
-        for (int32_t i = 0; i < n; i++)
-            at[i] = (int32_t)from + i;
-        op_case c = *whole;
-        op_data part = d;
-        for (uint32_t i = 0; i < c.n_in; i++)
-            if (!c.in[i].param) {
-                part.in[i] = d.in[i] + from * c.in[i].cols;
-                c.in[i].rows = n;
-            }
-        c.out[0].rows = n;
-        c.batch = (mt_batch){ .tokens = n, .documents = 1, .positions = at, .doc_starts = starts };
-        c.state[0] = state;
-        c.used = from;
-        op_how how = { .dtype = dtype, .threads = 2, .pad = 2, .forward_only = true };
-        how.pass = from == 0 ? MT_PASS_PREFILL : MT_PASS_DECODE;
-        op_result got;
-        op_run(&c, &part, &how, &got);
-        double e = op_error(got.out[0], want.out[0] + from * out_cols, n * out_cols);
-        CHECK(e <= tolerance, "%s: row %d: off by %g", c.op, (int)from, e);
-        op_result_free(&got);
-        from += n;
-    }
-    free(state.data);
-    op_result_free(&want);
-    op_data_free(&d);
+    const side *s = cpu_side(NULL, 2);
+    op_check_generation(whole, &(op_generation){ .side = s,
+                                                 .reference = s,
+                                                 .dtype = dtype,
+                                                 .reference_dtype = dtype,
+                                                 .state = { state },
+                                                 .prefill = prefill,
+                                                 .decode = 3,
+                                                 .tolerance = tolerance });
 }
 
 static void generation(void)
 {
     for (int32_t prefill = 1; prefill < 24; prefill += 11) {
-        op_case conv = conv_case(docs_40, 1, 9, 4);
-        check_generation(&conv, 3, 9, false, MT_F32, prefill, 0);
-        check_generation(&conv, 3, 9, false, MT_BF16, prefill, 0);
-        op_case delta = delta_case(docs_40, 1, &grouped);
-        int64_t rows = grouped.v_heads * grouped.k_dim;
-        check_generation(&delta, rows, grouped.v_dim, true, MT_F64, prefill, 1e-12);
-        check_generation(&delta, rows, grouped.v_dim, true, MT_F32, prefill, 1e-5);
-        check_generation(&delta, rows, grouped.v_dim, true, MT_BF16, prefill, 1e-2);
+        op_case conv = conv_case(docs_40, 1, 9, 4), delta = delta_case(docs_40, 1, &grouped);
+        check_generation(&conv, conv_state(&conv), MT_F32, prefill, 0);
+        check_generation(&conv, conv_state(&conv), MT_BF16, prefill, 0);
+        check_generation(&delta, delta_state(&grouped), MT_F64, prefill, 1e-12);
+        check_generation(&delta, delta_state(&grouped), MT_F32, prefill, 1e-5);
+        check_generation(&delta, delta_state(&grouped), MT_BF16, prefill, 1e-2);
     }
 }
 
@@ -287,5 +192,6 @@ int main(void)
     RUN(delta_rule);
     RUN(strong_decay);
     RUN(generation);
+    cpu_sides_close();
     return check_done();
 }

@@ -3,7 +3,7 @@
  * The CPU device: memory, queues, events, copies, and the compute pool.
  */
 #include "device.h"
-#include "op.h"
+#include "side.h"
 
 #include <math.h>
 #include <stdatomic.h>

@@ -2,31 +2,18 @@
  *
  * Router, dispatch, grouped linear, combine, slice and concat on the CPU.
  */
-#include "op.h"
+#include "side.h"
 
 #include <math.h>
 
 /* ---- router ---------------------------------------------------------------------------------- */
 
-static op_case router_case(const mt_router_attr *a, int64_t t, int64_t experts, bool bias)
+/* With gradients that BF16 can add to 0.5. */
+static op_case routing_case(const mt_router_attr *a, int64_t t, int64_t experts, bool bias)
 {
-    return (op_case){ .op = "router",
-                      .attr = a,
-                      .n_in = 2,
-                      .n_out = 3,
-                      .n_aux = 1,
-                      .in = { { .rows = t, .cols = experts, .scale = 2 },
-                              { .rows = 1,
-                                .cols = bias ? experts : 0,
-                                .param = true,
-                                .scale = 0.5,
-                                .no_grad = true } },
-                      .out = { { .rows = t, .cols = a->top_k, .stat = true, .scale = 16 },
-                               { .rows = t, .cols = a->top_k, .index = true },
-                               { .rows = 1, .cols = experts + 1, .index = true } },
-                      .aux = { { .rows = t, .cols = a->top_k, .index = true } },
-                      .drop_in = 2,
-                      .batch = { .tokens = t } };
+    op_case c = router_case(a, t, experts, bias);
+    c.out[0].scale = 16;
+    return c;
 }
 
 typedef struct ranked {
@@ -101,11 +88,11 @@ static void check_order(const op_case *c, const op_result *r)
 
 static void check_router(const mt_router_attr *a, int64_t t, int64_t experts, bool bias)
 {
-    op_case c = router_case(a, t, experts, bias);
+    op_case c = routing_case(a, t, experts, bias);
     op_data d;
     op_result r;
     op_fill(&c, (uint32_t)(t + 3 * experts), &d);
-    op_run(&c, &d, &(op_how){ .dtype = MT_F64, .isa = "scalar", .threads = 1, .pad = 2 }, &r);
+    op_run(cpu_side("scalar", 1), &c, &d, &(op_how){ .dtype = MT_F64, .pad = 2 }, &r);
     for (int64_t i = 0; i < t; i++) {
         double weight[MAX_EXPERTS];
         int64_t pick[MAX_EXPERTS];
@@ -151,7 +138,7 @@ static void router_gradients(void)
                            { .top_k = 3, .scoring = MT_ROUTER_SIGMOID, .scale = 1.5 },
                            { 3, MT_ROUTER_SIGMOID, 1, 2, 1, MT_GROUP_TOP2_SUM, 1.5 } };
     for (int i = 0; i < 4; i++) {
-        op_case c = router_case(&a[i], 5, 8, i == 3);
+        op_case c = routing_case(&a[i], 5, 8, i == 3);
         op_check_gradients(&c, 3, 1e-7);
     }
 }
@@ -170,12 +157,12 @@ static void router_ties(void)
                                       { { 0, 2, 4 }, { 0, 2, 1 } } };
     for (int grouped = 0; grouped < 2; grouped++) {
         mt_router_attr a = { .top_k = K, .groups = grouped ? 2 : 0, .top_groups = 1, .scale = 1 };
-        op_case c = router_case(&a, 5, E, false);
+        op_case c = routing_case(&a, 5, E, false);
         op_data d;
         op_result r;
         op_fill(&c, 1, &d);
         memcpy(d.in[0], logit, sizeof logit);
-        op_run(&c, &d, &(op_how){ .dtype = MT_F32, .threads = 1, .forward_only = true }, &r);
+        op_run(cpu_side(NULL, 1), &c, &d, &(op_how){ .dtype = MT_F32, .forward_only = true }, &r);
         for (int t = 0; t < 3; t++)
             for (int j = 0; j < K; j++)
                 CHECK(r.aux[0][t * K + j] == pick[t][grouped][j], "token %d, pick %d: %g", t, j,
@@ -212,18 +199,11 @@ static void check_dispatch(int64_t t, int64_t k, int64_t cols)
 {
     int32_t slots[MAX_ROWS];
     permute(slots, (int32_t)(t * k), (uint32_t)cols);
-    op_case c = { .op = "dispatch",
-                  .n_in = 2,
-                  .n_out = 1,
-                  .in = { { .rows = t, .cols = cols },
-                          { .rows = t, .cols = k, .index = true, .values = slots } },
-                  .out = { { .rows = t * k, .cols = cols } },
-                  .drop_in = 1,
-                  .batch = { .tokens = t } };
+    op_case c = dispatch_case(t, k, cols, slots);
     op_data d;
     op_result r;
     op_fill(&c, 1, &d);
-    op_run(&c, &d, &(op_how){ .dtype = MT_BF16, .threads = 1 }, &r);
+    op_run(cpu_side(NULL, 1), &c, &d, &(op_how){ .dtype = MT_BF16 }, &r);
     for (int64_t i = 0; i < t * k; i++)
         for (int64_t n = 0; n < cols; n++)
             CHECK(r.out[0][slots[i] * cols + n] == d.in[0][i / k * cols + n], "row %d", (int)i);
@@ -237,18 +217,11 @@ static void check_combine(int64_t t, int64_t k, int64_t cols)
 {
     int32_t slots[MAX_ROWS];
     permute(slots, (int32_t)(t * k), (uint32_t)cols);
-    op_case c = { .op = "combine",
-                  .n_in = 3,
-                  .n_out = 1,
-                  .in = { { .rows = t * k, .cols = cols },
-                          { .rows = t, .cols = k, .stat = true },
-                          { .rows = t, .cols = k, .index = true, .values = slots } },
-                  .out = { { .rows = t, .cols = cols } },
-                  .batch = { .tokens = t } };
+    op_case c = combine_case(t, k, cols, slots);
     op_data d;
     op_result r;
     op_fill(&c, 1, &d);
-    op_run(&c, &d, &(op_how){ .dtype = MT_F64, .isa = "scalar", .threads = 1 }, &r);
+    op_run(cpu_side("scalar", 1), &c, &d, &(op_how){ .dtype = MT_F64 }, &r);
     for (int64_t i = 0; i < t * cols; i++) {
         double want = 0;
         for (int64_t j = i / cols * k; j < (i / cols + 1) * k; j++)
@@ -278,20 +251,11 @@ static void check_grouped(const int32_t *offsets, int64_t experts, int64_t n, in
                           bool bias)
 {
     int64_t rows = offsets[experts];
-    op_case c = { .op = "grouped_linear",
-                  .n_in = 4,
-                  .n_out = 1,
-                  .in = { { .rows = rows, .cols = n },
-                          { .rows = experts * out, .cols = n, .param = true },
-                          { .rows = 1, .cols = experts + 1, .index = true, .values = offsets } },
-                  .out = { { .rows = rows, .cols = out } },
-                  .batch = { .tokens = rows } };
-    if (bias)
-        c.in[3] = (op_value){ .rows = experts, .cols = out, .param = true };
+    op_case c = grouped_case(offsets, experts, out, n, bias);
     op_data d;
     op_result r;
     op_fill(&c, 1, &d);
-    op_run(&c, &d, &(op_how){ .dtype = MT_F64, .isa = "scalar", .threads = 1 }, &r);
+    op_run(cpu_side("scalar", 1), &c, &d, &(op_how){ .dtype = MT_F64 }, &r);
     for (int64_t e = 0; e < experts; e++) {
         for (int64_t i = offsets[e] * out; i < offsets[e + 1] * out; i++) {
             int64_t column = e * out + i % out;
@@ -368,24 +332,11 @@ static void balance(void)
     }
     for (mt_balance_mode mode = 0; mode < 2; mode++) {
         mt_balance_attr a = { mode, 0, 0.3 };
-        op_case c = { .op = "balance_loss",
-                      .attr = &a,
-                      .n_in = 3,
-                      .n_out = 1,
-                      .in = { { .rows = T, .cols = E, .scale = 2 },
-                              { .rows = T, .cols = K, .index = true, .values = slots },
-                              { .rows = 1, .cols = E + 1, .index = true, .values = offsets } },
-                      .out = { { .rows = 1, .cols = 1, .stat = true } },
-                      .grad_in_forward = true,
-                      .batch = { .tokens = T,
-                                 .documents = 4,
-                                 .targets = targets,
-                                 .doc_starts = doc_starts,
-                                 .loss_scale = 20 } };
+        op_case c = balance_case(&a, doc_starts, 4, E, K, slots, offsets, targets);
         op_data d;
         op_result r;
         op_fill(&c, 1, &d);
-        op_run(&c, &d, &(op_how){ .dtype = MT_F64, .isa = "scalar", .threads = 1 }, &r);
+        op_run(cpu_side("scalar", 1), &c, &d, &(op_how){ .dtype = MT_F64 }, &r);
         double want = expected_loss(&a, d.in[0], pick, &c.batch, E, K);
         CHECK(fabs(r.out[0][0] - want) < 1e-12 * want, "mode %d: %.17g, not %.17g", mode,
               r.out[0][0], want);
@@ -410,18 +361,11 @@ static void slice(void)
     for (int i = 0; i < 4; i++) {
         const mt_slice_attr *a = &kind[i].a;
         int64_t width = kind[i].cols / a->heads, t = kind[i].t;
-        op_case c = { .op = "slice",
-                      .attr = a,
-                      .n_in = 1,
-                      .n_out = 1,
-                      .in = { { .rows = t, .cols = kind[i].cols } },
-                      .out = { { .rows = t, .cols = a->heads * a->cols } },
-                      .drop_in = 1,
-                      .batch = { .tokens = t } };
+        op_case c = slice_case(a, t, kind[i].cols);
         op_data d;
         op_result r;
         op_fill(&c, 1, &d);
-        op_run(&c, &d, &(op_how){ .dtype = MT_BF16, .threads = 1 }, &r);
+        op_run(cpu_side(NULL, 1), &c, &d, &(op_how){ .dtype = MT_BF16 }, &r);
         for (int64_t k = 0; k < t * c.out[0].cols; k++) {
             int64_t row = k / c.out[0].cols, col = k % c.out[0].cols;
             int64_t from = col / a->cols * width + a->first + col % a->cols;
@@ -442,23 +386,11 @@ static void concat(void)
     for (int i = 0; i < 3; i++) {
         const mt_concat_attr *a = &kind[i];
         for (int64_t t = 1; t < 100; t += 66) {
-            op_case c = { .op = "concat",
-                          .attr = a,
-                          .n_in = MT_OP_MAX_IN,
-                          .n_out = 1,
-                          .drop_in = ~0u,
-                          .batch = { .tokens = t } };
-            int64_t width = 0;
-            for (int k = 0; k < 3 && a->cols[k]; k++) {
-                bool shared = a->shared >> k & 1u;
-                c.in[k] = (op_value){ .rows = t, .cols = a->cols[k] * (shared ? 1 : a->heads) };
-                width += a->cols[k];
-            }
-            c.out[0] = (op_value){ .rows = t, .cols = a->heads * width };
+            op_case c = concat_case(a, t);
             op_data d;
             op_result r;
             op_fill(&c, 1, &d);
-            op_run(&c, &d, &(op_how){ .dtype = MT_BF16, .threads = 1 }, &r);
+            op_run(cpu_side(NULL, 1), &c, &d, &(op_how){ .dtype = MT_BF16 }, &r);
             for (int64_t row = 0, n = 0; row < t; row++)
                 for (int32_t h = 0; h < a->heads; h++)
                     for (int k = 0; k < 3; k++)
@@ -485,5 +417,6 @@ int main(void)
     RUN(balance);
     RUN(slice);
     RUN(concat);
+    cpu_sides_close();
     return check_done();
 }

@@ -2,7 +2,7 @@
  *
  * linear and embedding on the CPU, and the GEMM below them.
  */
-#include "op.h"
+#include "side.h"
 
 #include "cpu.h"
 #include "device.h"
@@ -16,7 +16,7 @@ static void linear_formula(const op_case *c)
     op_data d;
     op_result r;
     op_fill(c, 6, &d);
-    op_run(c, &d, &(op_how){ .dtype = MT_F64, .isa = "scalar", .threads = 1 }, &r);
+    op_run(cpu_side("scalar", 1), c, &d, &(op_how){ .dtype = MT_F64 }, &r);
     for (int64_t i = 0; i < t * n; i++) {
         double want = c->in[2].cols ? d.in[2][i % n] : 0;
         for (int64_t p = 0; p < k; p++)
@@ -28,16 +28,9 @@ static void linear_formula(const op_case *c)
     op_data_free(&d);
 }
 
-static void linear_case(int64_t t, int64_t k, int64_t n, bool bias)
+static void check_linear(int64_t t, int64_t k, int64_t n, bool bias)
 {
-    op_case c = { .op = "linear",
-                  .n_in = 3,
-                  .n_out = 1,
-                  .in = { { .rows = t, .cols = k }, { .rows = n, .cols = k, .param = true } },
-                  .out = { { .rows = t, .cols = n } },
-                  .batch = { .tokens = t } };
-    if (bias)
-        c.in[2] = (op_value){ 1, n, .param = true };
+    op_case c = linear_case(t, n, k, bias);
     linear_formula(&c);
     op_check_fast(&c, 7, 1e-5, 1e-2);
     if (t <= 37)
@@ -46,15 +39,15 @@ static void linear_case(int64_t t, int64_t k, int64_t n, bool bias)
 
 static void linear_small(void)
 {
-    linear_case(1, 10, 7, true);
-    linear_case(37, 30, 19, true);
-    linear_case(37, 33, 41, false);
+    check_linear(1, 10, 7, true);
+    check_linear(37, 30, 19, true);
+    check_linear(37, 33, 41, false);
 }
 
 /* More than one tile and one panel in each direction. */
 static void linear_tiles(void)
 {
-    linear_case(261, 530, 300, true);
+    check_linear(261, 530, 300, true);
 }
 
 static void embedding(void)
@@ -63,17 +56,11 @@ static void embedding(void)
     int32_t rows[T];
     for (int i = 0; i < T; i++)
         rows[i] = (i * 7 + i / 5) % ROWS;
-    op_case c = { .op = "embedding",
-                  .n_in = 1,
-                  .n_out = 1,
-                  .in = { { .rows = ROWS, .cols = COLS, .param = true } },
-                  .out = { { .rows = T, .cols = COLS } },
-                  .drop_in = 1,
-                  .batch = { .tokens = T, .rows = rows } };
+    op_case c = embedding_case(T, rows, ROWS, COLS);
     op_data d;
     op_result r;
     op_fill(&c, 2, &d);
-    op_run(&c, &d, &(op_how){ .dtype = MT_BF16, .threads = 1 }, &r);
+    op_run(cpu_side(NULL, 1), &c, &d, &(op_how){ .dtype = MT_BF16 }, &r);
     for (int i = 0; i < T * COLS; i++)
         CHECK(r.out[0][i] == d.in[0][rows[i / COLS] * COLS + i % COLS], "element %d", i);
     op_result_free(&r);
@@ -192,5 +179,6 @@ int main(void)
     RUN(linear_tiles);
     RUN(embedding);
     RUN(embedding_out_of_range);
+    cpu_sides_close();
     return check_done();
 }

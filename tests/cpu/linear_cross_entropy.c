@@ -3,32 +3,9 @@
  * linear_cross_entropy on the CPU: loss and gradients in every dtype, ignored targets, several
  * chunks, and the logits that generation asks for.
  */
-#include "op.h"
+#include "side.h"
 
 #include <math.h>
-
-static op_case xent_case(int64_t t, int64_t hidden, int64_t vocab, const mt_xent_attr *attr,
-                         const int32_t *targets)
-{
-    return (op_case){ .op = "linear_cross_entropy",
-                      .attr = attr,
-                      .n_in = 2,
-                      .n_out = 1,
-                      .n_aux = 1,
-                      .in = { { .rows = t, .cols = hidden },
-                              { .rows = vocab, .cols = hidden, .param = true } },
-                      .out = { { .rows = t, .cols = 1, .stat = true } },
-                      .aux = { { .rows = t, .cols = hidden } },
-                      .grad_in_forward = true,
-                      .drop_in = 3,
-                      .batch = { .tokens = t, .targets = targets, .loss_scale = 0.125 } };
-}
-
-static void make_targets(int32_t *targets, int64_t t, int64_t vocab)
-{
-    for (int64_t i = 0; i < t; i++)
-        targets[i] = i % 5 == 3 ? -100 : (int32_t)((i * 7919 + 3) % vocab);
-}
 
 /* log(sum(exp(softcap(x w^T)))) - the target's, written out. */
 static void check_formula(const op_case *c, double cap)
@@ -37,13 +14,8 @@ static void check_formula(const op_case *c, double cap)
     op_data d;
     op_result r;
     op_fill(c, 4, &d);
-    op_run(c, &d,
-           &(op_how){ .dtype = MT_F64,
-                      .isa = "scalar",
-                      .threads = 1,
-                      .forward_only = true,
-                      .pass = MT_PASS_EVAL },
-           &r);
+    op_run(cpu_side("scalar", 1), c, &d,
+           &(op_how){ .dtype = MT_F64, .forward_only = true, .pass = MT_PASS_EVAL }, &r);
     for (int64_t t = 0; t < c->batch.tokens; t++) {
         double sum = 0, of_target = 0, want = 0;
         for (int64_t v = 0; v < vocab; v++) {
@@ -68,7 +40,7 @@ static void check_case(int64_t t, int64_t hidden, int64_t vocab, double cap)
 {
     int32_t targets[3000];
     const mt_xent_attr attr = { cap };
-    make_targets(targets, t, vocab);
+    some_targets(targets, t, vocab);
     op_case c = xent_case(t, hidden, vocab, &attr, targets);
     check_formula(&c, cap);
     op_check_fast(&c, 5, 1e-5, 2e-2);
@@ -101,9 +73,9 @@ static void nothing_to_learn(void)
     op_data d;
     op_fill(&c, 5, &d);
     for (int i = 0; i < 4; i++) {
-        op_how how = { .dtype = i & 1 ? MT_BF16 : MT_F32, .threads = 2, .accumulate = i & 2 };
+        op_how how = { .dtype = i & 1 ? MT_BF16 : MT_F32, .accumulate = i & 2 };
         op_result r;
-        op_run(&c, &d, &how, &r);
+        op_run(cpu_side(NULL, 2), &c, &d, &how, &r);
         for (int k = 0; k < T; k++)
             CHECK(r.out[0][k] == 0, "loss of token %d", k);
         for (int k = 0; k < T * HIDDEN; k++)
@@ -126,15 +98,14 @@ static void ignored(void)
     enum { T = 21, HIDDEN = 9, VOCAB = 30 };
     int32_t targets[T];
     const mt_xent_attr attr = { 0 };
-    make_targets(targets, T, VOCAB);
+    some_targets(targets, T, VOCAB);
     op_case c = xent_case(T, HIDDEN, VOCAB, &attr, targets);
     op_data d;
     op_result train, eval;
     op_fill(&c, 5, &d);
-    op_run(&c, &d, &(op_how){ .dtype = MT_F32, .threads = 2 }, &train);
-    op_run(&c, &d,
-           &(op_how){ .dtype = MT_F32, .threads = 2, .forward_only = true, .pass = MT_PASS_EVAL },
-           &eval);
+    op_run(cpu_side(NULL, 2), &c, &d, &(op_how){ .dtype = MT_F32 }, &train);
+    op_run(cpu_side(NULL, 2), &c, &d,
+           &(op_how){ .dtype = MT_F32, .forward_only = true, .pass = MT_PASS_EVAL }, &eval);
     CHECK(memcmp(train.out[0], eval.out[0], T * sizeof(double)) == 0, "eval differs from train");
     for (int i = 0; i < T; i++) {
         double norm = 0;
@@ -156,36 +127,29 @@ static void generation(mt_dtype dtype, const char *isa, double cap, double toler
     int32_t rows[WANTED];
     for (int i = 0; i < WANTED; i++)
         rows[i] = T - 1 - i;
-    void *logits = calloc(WANTED * VOCAB, (size_t)(dtype == MT_F64 ? 8 : 4));
-    c.batch.logits = logits;
     c.batch.logit_rows = rows;
     c.batch.n_logit_rows = WANTED;
     op_data d;
     op_result r;
     op_fill(&c, 9, &d);
-    op_run(&c, &d,
-           &(op_how){ .dtype = dtype,
-                      .isa = isa,
-                      .threads = 2,
-                      .pad = 3,
-                      .forward_only = true,
-                      .pass = MT_PASS_PREFILL },
+    op_run(cpu_side(isa, 2), &c, &d,
+           &(op_how){ .dtype = dtype, .pad = 3, .forward_only = true, .pass = MT_PASS_PREFILL },
            &r);
-    double *got = calloc(WANTED * VOCAB, sizeof *got), *want = calloc(WANTED * VOCAB, sizeof *want);
+    double *want = calloc(WANTED * VOCAB, sizeof *want);
     for (int i = 0; i < WANTED * VOCAB; i++) {
-        got[i] = dtype == MT_F64 ? ((double *)logits)[i] : (double)((float *)logits)[i];
         for (int k = 0; k < HIDDEN; k++)
             want[i] += d.in[0][rows[i / VOCAB] * HIDDEN + k] * d.in[1][i % VOCAB * HIDDEN + k];
         if (cap > 0)
             want[i] = cap * tanh(want[i] / cap);
         if (dtype == MT_BF16)
-            CHECK(mt_bf16_to_f32(mt_f32_to_bf16((float)got[i])) == (float)got[i], "not rounded");
+            CHECK(mt_bf16_to_f32(mt_f32_to_bf16((float)r.logits[i])) == (float)r.logits[i],
+                  "not rounded");
     }
-    double e = op_error(got, want, WANTED * VOCAB);
+    double e = op_error(r.logits, want, WANTED * VOCAB);
     CHECK(e < tolerance, "logits are off by %g", e);
     for (int i = 0; i < T; i++)
         CHECK(isnan(r.out[0][i]), "the loss was written");
-    free(got), free(want), free(logits);
+    free(want);
     op_result_free(&r);
     op_data_free(&d);
 }
@@ -235,5 +199,6 @@ int main(void)
     RUN(ignored);
     RUN(logits);
     RUN(target_out_of_range);
+    cpu_sides_close();
     return check_done();
 }

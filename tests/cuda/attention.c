@@ -97,29 +97,11 @@ static void check_same(const char *name, const op_case *c, const op_result *a, c
 
 static void check(const char *name, const attention_test *t)
 {
-    const mt_attn_attr *a = &t->attr;
     int32_t starts[MAX_DOCUMENTS + 1] = { 0 };
-    int64_t n = 0, longest = 0;
-    for (; n < MAX_DOCUMENTS && t->documents[n]; n++) {
+    int64_t n = 0;
+    for (; n < MAX_DOCUMENTS && t->documents[n]; n++)
         starts[n + 1] = starts[n] + t->documents[n];
-        longest = t->documents[n] > longest ? t->documents[n] : longest;
-    }
-    int64_t tokens = starts[n];
-    op_case c = {
-        .op = "attention",
-        .attr = a,
-        .n_in = 4,
-        .n_out = 1,
-        .n_aux = 1,
-        .in = { { .rows = tokens, .cols = a->heads * a->qk_dim, .scale = 2 },
-                { .rows = tokens, .cols = a->kv_heads * a->qk_dim, .scale = 2 },
-                { .rows = tokens, .cols = a->kv_heads * a->v_dim } },
-        .out = { { .rows = tokens, .cols = a->heads * a->v_dim } },
-        .aux = { { .rows = tokens, .cols = a->heads, .stat = true } },
-        .batch = { .tokens = tokens, .documents = n, .max_document = longest, .doc_starts = starts }
-    };
-    if (t->sinks)
-        c.in[3] = (op_value){ .rows = 1, .cols = a->heads, .param = true };
+    op_case c = attention_case(starts, n, &t->attr, t->sinks);
     op_data d;
     op_result want, by_own, by_dnn, again, by_any;
     op_how how = { .dtype = MT_BF16, .pad = t->pad };

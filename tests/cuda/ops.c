@@ -112,12 +112,7 @@ static void check_embedding(int64_t tokens, int64_t rows, int64_t cols, int stri
     static int32_t row[3000];
     for (int64_t t = 0; t < tokens; t++)
         row[t] = (int32_t)(t * stride % rows);
-    op_case c = { .op = "embedding",
-                  .n_in = 1,
-                  .n_out = 1,
-                  .in = { { .rows = rows, .cols = cols, .param = true } },
-                  .out = { { .rows = tokens, .cols = cols } },
-                  .batch = { .tokens = tokens, .rows = row } };
+    op_case c = embedding_case(tokens, row, rows, cols);
     op_check(&c, 5, (op_bounds){ 1e-6, 1e-6 });
 }
 
@@ -133,14 +128,7 @@ static void embeddings(void)
 
 static void check_linear(int64_t rows, int64_t n, int64_t k, bool bias)
 {
-    op_case c = { .op = "linear",
-                  .n_in = 3,
-                  .n_out = 1,
-                  .in = { { .rows = rows, .cols = k }, { .rows = n, .cols = k, .param = true } },
-                  .out = { { .rows = rows, .cols = n } },
-                  .batch = { .tokens = rows } };
-    if (bias)
-        c.in[2] = (op_value){ .rows = 1, .cols = n, .scale = 20, .param = true };
+    op_case c = linear_case(rows, n, k, bias);
     op_check(&c, 6, (op_bounds){ 2e-6, 2e-3 });
 }
 
@@ -153,26 +141,12 @@ static void linears(void)
     check_linear(128, 256, 192, true);
 }
 
-/* ---- mixtures of experts ---------------------------------------------------------------------
- */
+/* ---- mixtures of experts --------------------------------------------------------------------- */
 
 static void check_router(int64_t tokens, int64_t experts, bool bias, mt_router_attr attr)
 {
     attr.scale = attr.scale > 0 ? attr.scale : 1;
-    op_case c = { .op = "router",
-                  .attr = &attr,
-                  .n_in = 2,
-                  .n_out = 3,
-                  .n_aux = 1,
-                  .in = { { .rows = tokens, .cols = experts, .scale = 3 } },
-                  .out = { { .rows = tokens, .cols = attr.top_k, .stat = true },
-                           { .rows = tokens, .cols = attr.top_k, .is_index = true },
-                           { .rows = 1, .cols = experts + 1, .is_index = true } },
-                  .aux = { { .rows = tokens, .cols = attr.top_k, .is_index = true } },
-                  .batch = { .tokens = tokens } };
-    if (bias)
-        c.in[1] =
-            (op_value){ .rows = 1, .cols = experts, .scale = 0.3, .param = true, .no_grad = true };
+    op_case c = router_case(&attr, tokens, experts, bias);
     op_check(&c, 11, (op_bounds){ 4e-6, 1e-3 });
 }
 
@@ -208,24 +182,10 @@ static const int32_t *some_slots(int64_t rows)
 
 static void check_rows_of_experts(int64_t tokens, int64_t k, int64_t n)
 {
-    op_value slots = {
-        .rows = tokens, .cols = k, .is_index = true, .index = some_slots(tokens * k)
-    };
-    op_case c = { .op = "dispatch",
-                  .n_in = 2,
-                  .n_out = 1,
-                  .in = { { .rows = tokens, .cols = n }, slots },
-                  .out = { { .rows = tokens * k, .cols = n } },
-                  .batch = { .tokens = tokens } };
+    const int32_t *slots = some_slots(tokens * k);
+    op_case c = dispatch_case(tokens, k, n, slots);
     op_check(&c, 12, row_bounds);
-    c = (op_case){ .op = "combine",
-                   .n_in = 3,
-                   .n_out = 1,
-                   .in = { { .rows = tokens * k, .cols = n },
-                           { .rows = tokens, .cols = k, .stat = true },
-                           slots },
-                   .out = { { .rows = tokens, .cols = n } },
-                   .batch = { .tokens = tokens } };
+    c = combine_case(tokens, k, n, slots);
     op_check(&c, 13, (op_bounds){ 2e-6, 1e-3 });
 }
 
@@ -248,37 +208,14 @@ static void balances(void)
         offsets[e] = T * K * e * e / (E * E);
     for (mt_balance_mode mode = 0; mode < 2; mode++) {
         mt_balance_attr a = { mode, 0, 0.3 };
-        op_case c = {
-            .op = "balance_loss",
-            .attr = &a,
-            .n_in = 3,
-            .n_out = 1,
-            .in = { { .rows = T, .cols = E, .scale = 2 },
-                    { .rows = T, .cols = K, .is_index = true, .index = some_slots(T * K) },
-                    { .rows = 1, .cols = E + 1, .is_index = true, .index = offsets } },
-            .out = { { .rows = 1, .cols = 1, .stat = true } },
-            .batch = { .tokens = T,
-                       .documents = 4,
-                       .targets = targets,
-                       .doc_starts = doc_starts,
-                       .loss_scale = 20 }
-        };
+        op_case c = balance_case(&a, doc_starts, 4, E, K, some_slots(T * K), offsets, targets);
         op_check(&c, 15, (op_bounds){ 2e-6, 2e-3 });
     }
 }
 
 static void check_grouped(const int32_t *offsets, int64_t experts, int64_t n, int64_t k, bool bias)
 {
-    op_case c = { .op = "grouped_linear",
-                  .n_in = 4,
-                  .n_out = 1,
-                  .in = { { .rows = offsets[experts], .cols = k },
-                          { .rows = experts * n, .cols = k, .param = true },
-                          { .rows = 1, .cols = experts + 1, .is_index = true, .index = offsets } },
-                  .out = { { .rows = offsets[experts], .cols = n } },
-                  .batch = { .tokens = offsets[experts] } };
-    if (bias)
-        c.in[3] = (op_value){ .rows = experts, .cols = n, .scale = 20, .param = true };
+    op_case c = grouped_case(offsets, experts, n, k, bias);
     op_check(&c, 14, (op_bounds){ 4e-6, 3e-3 });
 }
 
@@ -298,13 +235,8 @@ static void grouped_linears(void)
 
 static void check_slice(int64_t rows, int32_t heads, int64_t n, int64_t first, int64_t cols)
 {
-    op_case c = { .op = "slice",
-                  .attr = &(mt_slice_attr){ heads, 0, first, cols },
-                  .n_in = 1,
-                  .n_out = 1,
-                  .in = { { .rows = rows, .cols = heads * n } },
-                  .out = { { .rows = rows, .cols = heads * cols } },
-                  .batch = { .tokens = rows } };
+    const mt_slice_attr attr = { heads, 0, first, cols };
+    op_case c = slice_case(&attr, rows, heads * n);
     op_check(&c, 15, row_bounds);
 }
 
@@ -318,53 +250,23 @@ static void slices(void)
 
 static void concatenations(void)
 {
-    static const int64_t width[][3] = { { 128, 64, 0 }, { 5, 3, 7 }, { 8, 16, 24 } };
+    static const int32_t width[][3] = { { 128, 64, 0 }, { 5, 3, 7 }, { 8, 16, 24 } };
     for (int i = 0; i < 3; i++)
         for (uint32_t shared = 0; shared < 4; shared += 2) {
-            const mt_concat_attr attr = {
-                4, shared, { (int32_t)width[i][0], (int32_t)width[i][1], (int32_t)width[i][2] }
-            };
-            op_case c = { .op = "concat",
-                          .attr = &attr,
-                          .n_in = 3,
-                          .n_out = 1,
-                          .out = { { .rows = 37 } },
-                          .batch = { .tokens = 37 } };
-            for (uint32_t k = 0; k < 3; k++) {
-                if (width[i][k])
-                    c.in[k] =
-                        (op_value){ .rows = 37, .cols = width[i][k] * (shared >> k & 1u ? 1 : 4) };
-                c.out[0].cols += 4 * width[i][k];
-            }
+            const mt_concat_attr attr = { 4, shared, { width[i][0], width[i][1], width[i][2] } };
+            op_case c = concat_case(&attr, 37);
             op_check(&c, 16, row_bounds);
         }
 }
 
 /* ---- the loss -------------------------------------------------------------------------------- */
 
-static op_case xent(int64_t tokens, int64_t hidden, int64_t vocab, const mt_xent_attr *attr,
-                    int32_t *targets)
-{
-    for (int64_t t = 0; t < tokens; t++)
-        targets[t] = t % 5 == 3 ? -100 : (int32_t)(t * 7919 % vocab);
-    return (op_case){ .op = "linear_cross_entropy",
-                      .attr = attr,
-                      .n_in = 2,
-                      .n_out = 1,
-                      .n_aux = 1,
-                      .in = { { .rows = tokens, .cols = hidden },
-                              { .rows = vocab, .cols = hidden, .param = true } },
-                      .out = { { .rows = tokens, .cols = 1, .stat = true } },
-                      .aux = { { .rows = tokens, .cols = hidden } },
-                      .batch = { .tokens = tokens, .targets = targets, .loss_scale = 0.125 },
-                      .grad_in_forward = true };
-}
-
 static void check_xent(int64_t tokens, int64_t hidden, int64_t vocab, double cap)
 {
     static int32_t targets[9000];
     const mt_xent_attr attr = { cap };
-    op_case c = xent(tokens, hidden, vocab, &attr, targets);
+    some_targets(targets, tokens, vocab);
+    op_case c = xent_case(tokens, hidden, vocab, &attr, targets);
     op_check(&c, 7, (op_bounds){ 4e-6, 1e-3 });
 }
 
@@ -382,9 +284,9 @@ static void nothing_to_learn(void)
     enum { T = 9, HIDDEN = 5, VOCAB = 11 };
     int32_t targets[T];
     const mt_xent_attr attr = { 0 };
-    op_case c = xent(T, HIDDEN, VOCAB, &attr, targets);
     for (int i = 0; i < T; i++)
         targets[i] = -100;
+    op_case c = xent_case(T, HIDDEN, VOCAB, &attr, targets);
     op_data d;
     op_result r;
     op_fill(&c, 8, &d);
@@ -403,7 +305,8 @@ static void eval_is_train(void)
     enum { T = 200 };
     int32_t targets[T];
     const mt_xent_attr attr = { 0 };
-    op_case c = xent(T, 24, 300, &attr, targets);
+    some_targets(targets, T, 300);
+    op_case c = xent_case(T, 24, 300, &attr, targets);
     op_data d;
     op_result train, eval;
     op_fill(&c, 9, &d);
@@ -420,9 +323,10 @@ static void logits(void)
 {
     enum { T = 400, WANTED = 300, VOCAB = 103 };
     static int32_t targets[T], rows[WANTED];
+    some_targets(targets, T, VOCAB);
     for (int cap = 0; cap <= 2; cap += 2) {
         const mt_xent_attr attr = { cap };
-        op_case c = xent(T, 19, VOCAB, &attr, targets);
+        op_case c = xent_case(T, 19, VOCAB, &attr, targets);
         for (int i = 0; i < WANTED; i++)
             rows[i] = T - 1 - i;
         c.batch.logit_rows = rows;
@@ -448,52 +352,28 @@ static void logits(void)
 static const int32_t docs_37[] = { 0, 1, 6, 37 }, docs_300[] = { 0, 7, 150, 151, 300 },
                      one_300[] = { 0, 300 };
 
-static op_case attention_case(int64_t t, const int32_t *starts, int64_t documents,
-                              const mt_attn_attr *attr, bool sinks)
+static void check_attention(const int32_t *starts, int64_t documents, mt_attn_attr attr, bool sinks)
 {
-    op_case c = { .op = "attention",
-                  .attr = attr,
-                  .n_in = 4,
-                  .n_out = 1,
-                  .n_aux = 1,
-                  .in = { { .rows = t, .cols = attr->heads * attr->qk_dim, .scale = 2 },
-                          { .rows = t, .cols = attr->kv_heads * attr->qk_dim, .scale = 2 },
-                          { .rows = t, .cols = attr->kv_heads * attr->v_dim } },
-                  .out = { { .rows = t, .cols = attr->heads * attr->v_dim } },
-                  .aux = { { .rows = t, .cols = attr->heads, .stat = true } },
-                  .batch = { .tokens = t, .documents = documents, .doc_starts = starts } };
-    for (int64_t i = 0; i < documents; i++)
-        if (starts[i + 1] - starts[i] > c.batch.max_document)
-            c.batch.max_document = starts[i + 1] - starts[i];
-    if (sinks)
-        c.in[3] = (op_value){ .rows = 1, .cols = attr->heads, .param = true };
-    return c;
-}
-
-static void check_attention(int64_t t, const int32_t *starts, int64_t documents, mt_attn_attr attr,
-                            bool sinks)
-{
-    op_case c = attention_case(t, starts, documents, &attr, sinks);
+    op_case c = attention_case(starts, documents, &attr, sinks);
     op_check(&c, 11, (op_bounds){ 4e-6, 1e-2 });
 }
 
 static void masks(void)
 {
-    check_attention(37, docs_37, 3, (mt_attn_attr){ 3, 1, 10, 10, 0.3, 0, 0 }, false);
-    check_attention(37, docs_37, 3, (mt_attn_attr){ 3, 1, 10, 10, 0.3, 0, 4 }, false);
-    check_attention(37, docs_37, 3, (mt_attn_attr){ 3, 3, 10, 10, 0.5, 2.0, 0 }, false);
-    check_attention(37, docs_37, 3, (mt_attn_attr){ 4, 2, 10, 10, 0.3, 0, 4 }, true);
-    check_attention(37, docs_37, 3, (mt_attn_attr){ 3, 1, 10, 6, 0.3, 3.0, 4 }, true);
-    check_attention(1, (const int32_t[]){ 0, 1 }, 1, (mt_attn_attr){ 3, 1, 10, 6, 0.3, 3.0, 4 },
-                    true);
+    check_attention(docs_37, 3, (mt_attn_attr){ 3, 1, 10, 10, 0.3, 0, 0 }, false);
+    check_attention(docs_37, 3, (mt_attn_attr){ 3, 1, 10, 10, 0.3, 0, 4 }, false);
+    check_attention(docs_37, 3, (mt_attn_attr){ 3, 3, 10, 10, 0.5, 2.0, 0 }, false);
+    check_attention(docs_37, 3, (mt_attn_attr){ 4, 2, 10, 10, 0.3, 0, 4 }, true);
+    check_attention(docs_37, 3, (mt_attn_attr){ 3, 1, 10, 6, 0.3, 3.0, 4 }, true);
+    check_attention((const int32_t[]){ 0, 1 }, 1, (mt_attn_attr){ 3, 1, 10, 6, 0.3, 3.0, 4 }, true);
 }
 
 static void several_tiles(void)
 {
-    check_attention(300, one_300, 1, (mt_attn_attr){ 2, 1, 64, 64, 0.125, 0, 0 }, false);
-    check_attention(300, docs_300, 4, (mt_attn_attr){ 4, 2, 64, 64, 0.125, 0, 0 }, true);
-    check_attention(300, docs_300, 4, (mt_attn_attr){ 2, 1, 17, 9, 0.3, 4, 100 }, true);
-    check_attention(300, one_300, 1, (mt_attn_attr){ 2, 2, 32, 32, 0.2, 0, 70 }, false);
+    check_attention(one_300, 1, (mt_attn_attr){ 2, 1, 64, 64, 0.125, 0, 0 }, false);
+    check_attention(docs_300, 4, (mt_attn_attr){ 4, 2, 64, 64, 0.125, 0, 0 }, true);
+    check_attention(docs_300, 4, (mt_attn_attr){ 2, 1, 17, 9, 0.3, 4, 100 }, true);
+    check_attention(one_300, 1, (mt_attn_attr){ 2, 2, 32, 32, 0.2, 0, 70 }, false);
 }
 
 static void head_dims(void)
@@ -504,111 +384,41 @@ static void head_dims(void)
     static const int32_t docs[] = { 0, 140, 141, 200 };
     for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++)
         check_attention(
-            200, docs, 3,
+            docs, 3,
             (mt_attn_attr){ 2, 1, dims[i][0], dims[i][1], 1 / sqrt((double)dims[i][0]), 0, 0 },
             false);
-    check_attention(70, (const int32_t[]){ 0, 70 }, 1, (mt_attn_attr){ 2, 1, 300, 280, 0.05, 0, 0 },
+    check_attention((const int32_t[]){ 0, 70 }, 1, (mt_attn_attr){ 2, 1, 300, 280, 0.05, 0, 0 },
                     false);
-    check_attention(200, docs, 3, (mt_attn_attr){ 2, 1, 128, 128, 0.09, 20, 77 }, true);
-    check_attention(200, docs, 3, (mt_attn_attr){ 2, 1, 256, 256, 0.06, 20, 77 }, true);
+    check_attention(docs, 3, (mt_attn_attr){ 2, 1, 128, 128, 0.09, 20, 77 }, true);
+    check_attention(docs, 3, (mt_attn_attr){ 2, 1, 256, 256, 0.06, 20, 77 }, true);
 }
 
 /* Scores far apart: the running maximum has to keep e^s finite. */
 static void large_scores(void)
 {
-    check_attention(37, (const int32_t[]){ 0, 37 }, 1, (mt_attn_attr){ 2, 1, 16, 8, 3.0, 0, 0 },
-                    false);
-}
-
-/* Prefill of some tokens and decode of the others gives the rows of one whole pass. */
-static void generate(const mt_attn_attr *attr, mt_dtype dtype, double tolerance)
-{
-    enum { T = 90, PREFILL = 50, CAPACITY = 96 };
-    static const int32_t whole_starts[] = { 0, T };
-    const side *s = &cuda;
-    op_case whole = attention_case(T, whole_starts, 1, attr, false);
-    op_data d;
-    op_result want;
-    op_fill(&whole, 21, &d);
-    op_run(&cpu, &whole, &d, &(op_how){ .dtype = MT_F64, .forward_only = true }, &want);
-    int64_t size = mt_dtype_size(dtype), cols[4];
-    uint8_t *host[3];
-    void *in[3];
-    for (int i = 0; i < 3; i++) {
-        cols[i] = whole.in[i].cols;
-        host[i] = malloc((size_t)(T * cols[i] * size));
-        for (int64_t k = 0; k < T * cols[i]; k++) {
-            if (dtype == MT_BF16)
-                ((uint16_t *)host[i])[k] = mt_f32_to_bf16((float)d.in[i][k]);
-            else
-                ((float *)host[i])[k] = (float)d.in[i][k];
-        }
-        in[i] = side_put(s, host[i], T * cols[i] * size);
-    }
-    cols[3] = whole.out[0].cols;
-    void *out = side_put(s, NULL, T * cols[3] * size);
-    mt_tensor kept[2];
-    for (int i = 0; i < 2; i++)
-        kept[i] = (mt_tensor){ side_put(s, NULL, CAPACITY * cols[1 + i] * size),
-                               CAPACITY,
-                               cols[1 + i],
-                               cols[1 + i],
-                               dtype,
-                               0 };
-    const mt_kernel *k = s->b->kernel(s->device, "attention");
-    for (int64_t from = 0; from < T;) {
-        int32_t n = from == 0 ? PREFILL : from % 3 == 0 ? 1 : from % 3 == 1 ? 3 : 20;
-        if (n > T - from)
-            n = (int32_t)(T - from);
-        int32_t starts[2] = { 0, n };
-        void *starts_device = side_put(s, starts, sizeof starts);
-        mt_op_call c = { .struct_size = sizeof c,
-                         .pass = from == 0 ? MT_PASS_PREFILL : MT_PASS_DECODE,
-                         .attr = attr,
-                         .n_in = 4,
-                         .n_out = 1,
-                         .n_aux = 1,
-                         .batch = { .tokens = n, .documents = 1, .doc_starts = starts_device },
-                         .state = { kept[0], kept[1] },
-                         .used = from };
-        for (int i = 0; i < 3; i++)
-            c.in[i] =
-                (mt_tensor){ (char *)in[i] + from * cols[i] * size, n, cols[i], cols[i], dtype, 0 };
-        c.out[0] =
-            (mt_tensor){ (char *)out + from * cols[3] * size, n, cols[3], cols[3], dtype, 0 };
-        k->forward(s->device, s->queue, &c);
-        s->b->queue_sync(s->device, s->queue);
-        side_free(s, starts_device, sizeof starts);
-        from += n;
-    }
-    CHECK(s->b->error(s->device) == MT_OK, "failed");
-    uint8_t *raw = malloc((size_t)(T * cols[3] * size));
-    double *got = malloc((size_t)(T * cols[3]) * sizeof *got);
-    side_get(s, raw, out, T * cols[3] * size);
-    for (int64_t i = 0; i < T * cols[3]; i++)
-        got[i] = dtype == MT_BF16 ? mt_bf16_to_f32(((uint16_t *)raw)[i]) : ((float *)raw)[i];
-    double e = op_error(got, want.out[0], T * cols[3]);
-    CHECK(e < tolerance, "%s: off by %g", mt_dtype_name(dtype), e);
-    free(raw);
-    free(got);
-    side_free(s, out, T * cols[3] * size);
-    for (int i = 0; i < 2; i++)
-        side_free(s, kept[i].data, CAPACITY * cols[1 + i] * size);
-    for (int i = 0; i < 3; i++) {
-        side_free(s, in[i], T * cols[i] * size);
-        free(host[i]);
-    }
-    op_result_free(&want);
-    op_data_free(&d);
+    check_attention((const int32_t[]){ 0, 37 }, 1, (mt_attn_attr){ 2, 1, 16, 8, 3.0, 0, 0 }, false);
 }
 
 static void generation(void)
 {
+    static const int32_t docs_90[] = { 0, 90 };
     static const mt_attn_attr attr[] = { { 4, 2, 64, 64, 0.125, 0, 0 },
                                          { 4, 2, 64, 64, 0.2, 5, 9 } };
     for (int i = 0; i < 2; i++) {
-        generate(&attr[i], MT_F32, 1e-5);
-        generate(&attr[i], MT_BF16, 1e-2);
+        op_case whole = attention_case(docs_90, 1, &attr[i], false);
+        op_generation g = { .side = &cuda,
+                            .reference = &cpu,
+                            .reference_dtype = MT_F64,
+                            .state = { attention_state(&attr[i], 0, 96),
+                                       attention_state(&attr[i], 1, 96) },
+                            .prefill = 50,
+                            .decode = 20 };
+        g.dtype = MT_F32;
+        g.tolerance = 1e-5;
+        op_check_generation(&whole, &g);
+        g.dtype = MT_BF16;
+        g.tolerance = 1e-2;
+        op_check_generation(&whole, &g);
     }
 }
 
@@ -619,7 +429,7 @@ static void target_out_of_range(void)
     enum { T = 4, HIDDEN = 8, VOCAB = 11 };
     int32_t targets[T];
     const mt_xent_attr attr = { 0 };
-    op_case c = xent(T, HIDDEN, VOCAB, &attr, targets);
+    some_targets(targets, T, VOCAB);
     targets[2] = VOCAB;
     const side *s = &cuda;
     int32_t *t = side_put(s, targets, sizeof targets);
@@ -633,7 +443,7 @@ static void target_out_of_range(void)
                                 { w, VOCAB, HIDDEN, HIDDEN, MT_F32, 0 } },
                         .out = { { loss, T, 1, 1, MT_F32, 0 } },
                         .batch = { .tokens = T, .targets = t } };
-    const mt_kernel *k = s->b->kernel(s->device, c.op);
+    const mt_kernel *k = s->b->kernel(s->device, "linear_cross_entropy");
     call.work_bytes = k->workspace(s->device, &call, false);
     call.work = side_put(s, NULL, call.work_bytes);
     k->forward(s->device, s->queue, &call);
