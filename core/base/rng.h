@@ -16,7 +16,7 @@ void rng_philox(const uint32_t key[2], const uint32_t counter[4], uint32_t ret[4
 uint64_t rng_key(uint64_t seed, const char *label);
 
 /* ret[i] = element first + i of the key's standard normal sequence (Box-Muller), |x| < 6.7; cutting
- * a range into pieces gives the same numbers. [pure] */
+ * a range into pieces gives the same numbers, as does any machine. [pure] */
 void rng_normals(uint64_t key, uint64_t first, int64_t n, float *ret);
 
 /* A sequence that is drawn one by one. Copy it, or store key and position, to come back. */
@@ -28,6 +28,5 @@ typedef struct rng {
 uint64_t rng_next(rng *r);
 double rng_uniform(rng *r);                 /* in [0, 1), 53 bits */
 uint64_t rng_below(rng *r, uint64_t bound); /* 0 .. bound - 1 without bias; bound > 0 */
-double rng_normal(rng *r);                  /* standard normal */
 
 #endif
