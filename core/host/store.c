@@ -5,16 +5,12 @@
  */
 #include "store.h"
 
-#include "../base/log.h"
+#include "../base/parallel.h"
+#include "../base/progress.h"
 #include "../base/rng.h"
 #include "../base/status.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 /* Planes start at multiples of this, so that copies and SIMD never straddle two of them. */
@@ -44,97 +40,26 @@ int64_t store_bytes(const model *m, const mt_state_spec *states, uint32_t n_stat
     return bytes;
 }
 
-/* ---- progress --------------------------------------------------------------------------------
+/* ---- memory ----------------------------------------------------------------------------------
  */
-
-typedef struct progress {
-    const char *what;
-    int64_t total, before; /* bytes; those of earlier loops */
-    double next;           /* when to speak again, s */
-} progress;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-enum { PROGRESS_SECONDS = 2 };
-
-static void progress_tell(progress *p, int64_t done)
-{
-    double at = now();
-    if (p->next == 0)
-        p->next = at + PROGRESS_SECONDS; /* what is over before is not worth a word */
-    if (at < p->next)
-        return;
-    char text[160];
-    double gib = 1.0 / (1 << 30);
-    done = p->before + done < p->total ? p->before + done : p->total;
-    snprintf(text, sizeof text, "%s: %.1f of %.1f GiB", p->what, (double)done * gib,
-             (double)p->total * gib);
-    if (log_has_terminal())
-        log_live(text);
-    else
-        log_write(MT_LOG_INFO, "%s", text);
-    p->next = at + (log_has_terminal() ? 0.2 : PROGRESS_SECONDS);
-}
-
-static void progress_end(const progress *p)
-{
-    if (p->next > 0 && log_has_terminal())
-        log_live(NULL);
-}
-
-/* ---- parallel loops over the region ----------------------------------------------------------
- */
-
-typedef struct chunked {
-    void (*body)(void *arg, int64_t chunk);
-    void *arg;
-    int64_t n;
-    _Atomic int64_t next;
-} chunked;
-
-static void *chunked_run(void *arg)
-{
-    chunked *c = arg;
-    for (int64_t i; (i = atomic_fetch_add(&c->next, 1)) < c->n;)
-        c->body(c->arg, i);
-    return NULL;
-}
-
-/* Runs body(arg, 0 .. n-1), each once, on as many threads as can be had; the chunks are independent
- * of each other, so fewer threads only take longer. */
-static void chunked_for(int64_t n, void (*body)(void *, int64_t), void *arg, progress *p,
-                        int64_t chunk_bytes)
-{
-    enum { MAX_THREADS = 16 };
-    pthread_t thread[MAX_THREADS];
-    chunked c = { .body = body, .arg = arg, .n = n };
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    int want = online > MAX_THREADS ? MAX_THREADS : online < 1 ? 1 : (int)online;
-    int started = 0;
-    while (started < want - 1 && started < n - 1 &&
-           pthread_create(&thread[started], NULL, chunked_run, &c) == 0)
-        started++;
-    for (int64_t i; (i = atomic_fetch_add(&c.next, 1)) < c.n;) {
-        body(arg, i);
-        progress_tell(p, (i + 1) * chunk_bytes);
-    }
-    for (int i = 0; i < started; i++)
-        pthread_join(thread[i], NULL);
-}
 
 enum { TOUCH_CHUNK = 64 << 20 };
 
-static void touch_chunk(void *arg, int64_t i)
+typedef struct touch_job {
+    const store_region *region;
+    progress *progress;
+} touch_job;
+
+static mt_status touch_chunk(void *arg, int64_t i, int32_t thread)
 {
-    const store_region *r = arg;
+    (void)thread;
+    const touch_job *job = arg;
+    const store_region *r = job->region;
     int64_t first = i * TOUCH_CHUNK;
     int64_t n = r->bytes - first < TOUCH_CHUNK ? r->bytes - first : TOUCH_CHUNK;
     memset((char *)r->data + first, 0, (size_t)n);
+    progress_add(job->progress, n);
+    return MT_OK;
 }
 
 /* ---- life ------------------------------------------------------------------------------------
@@ -171,10 +96,10 @@ static void lay_out_units(store *s, const store_region *r, int32_t first, int32_
 /* One region after the other, so that a backend which pins memory shows how far it is. */
 static mt_status alloc_regions(store *s, bool grad_plane, int64_t region_bytes)
 {
-    progress p = { "preparing host memory", store_bytes(s->m, s->states, s->n_states, grad_plane),
-                   0, 0 };
+    progress p;
     mt_status st = MT_OK;
-    progress_tell(&p, 0);
+    progress_begin(&p, "preparing host memory",
+                   store_bytes(s->m, s->states, s->n_states, grad_plane));
     for (int32_t first = 0, end; first < s->n_units && st == MT_OK; first = end) {
         store_region *r = &s->regions[s->n_regions];
         for (end = first; end < s->n_units && r->bytes < region_bytes; end++)
@@ -186,8 +111,8 @@ static mt_status alloc_regions(store *s, bool grad_plane, int64_t region_bytes)
         }
         s->n_regions++;
         s->region_bytes += r->bytes;
-        chunked_for((r->bytes + TOUCH_CHUNK - 1) / TOUCH_CHUNK, touch_chunk, r, &p, TOUCH_CHUNK);
-        p.before += r->bytes;
+        st = parallel_for((r->bytes + TOUCH_CHUNK - 1) / TOUCH_CHUNK, touch_chunk,
+                          &(touch_job){ r, &p });
         lay_out_units(s, r, first, end, grad_plane);
     }
     progress_end(&p);
@@ -311,6 +236,7 @@ typedef struct init_job {
     store *s;
     uint64_t seed;
     const float *pattern; /* [PATTERN] standard normals; NULL: draw every element */
+    progress progress;
 } init_job;
 
 static int64_t init_chunks(const model_param *p)
@@ -327,10 +253,11 @@ static void repeat_pattern(const float *pattern, int64_t first, int64_t n, float
     }
 }
 
-static void init_chunk(void *arg, int64_t chunk)
+static mt_status init_chunk(void *arg, int64_t chunk, int32_t thread)
 {
+    (void)thread;
     enum { PIECE = 256 };
-    const init_job *job = arg;
+    init_job *job = arg;
     const model_param *p = job->s->m->params;
     for (; chunk >= init_chunks(p); p++)
         chunk -= init_chunks(p);
@@ -352,18 +279,19 @@ static void init_chunk(void *arg, int64_t chunk)
         for (int64_t k = 0; k < n; k++)
             mt_split_f32(x[k], &hi[i + k], &lo[i + k]);
     }
+    progress_add(&job->progress, (end - first) * 4);
+    return MT_OK;
 }
 
 static void init_all(init_job *job)
 {
     store *s = job->s;
     int64_t chunks = 0;
-    progress p = { "drawing weights", s->weight_bytes, 0, 0 };
     for (int32_t i = 0; i < s->m->n_params; i++)
         chunks += init_chunks(&s->m->params[i]);
-    progress_tell(&p, 0);
-    chunked_for(chunks, init_chunk, job, &p, INIT_CHUNK * 4);
-    progress_end(&p);
+    progress_begin(&job->progress, "drawing weights", s->weight_bytes);
+    parallel_for(chunks, init_chunk, job);
+    progress_end(&job->progress);
     s->version++;
 }
 

@@ -6,6 +6,7 @@
 #include "core/base/arena.h"
 #include "core/base/machine.h"
 #include "core/base/normals.h"
+#include "core/base/parallel.h"
 #include "core/base/rng.h"
 #include "core/base/status.h"
 #include "core/base/text.h"
@@ -13,6 +14,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdalign.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -90,6 +92,46 @@ static void test_distance(void)
     CHECK(text_nearest("x", words, 0) == -1);
     const char *one[] = { "a" };
     CHECK(text_nearest("b", one, 1) == -1, "one letter is not like another");
+}
+
+/* ---- loops over all processors -------------------------------------------------------------- */
+
+enum { PIECES = 1000 };
+
+typedef struct pieces {
+    _Atomic int32_t runs[PIECES];
+    _Atomic int32_t inside[PARALLEL_MAX_THREADS]; /* pieces that a thread is at */
+    _Atomic bool shared;
+    int64_t fail_from; /* pieces from here on do */
+} pieces;
+
+static mt_status run_piece(void *arg, int64_t i, int32_t thread)
+{
+    pieces *p = arg;
+    if (atomic_fetch_add(&p->inside[thread], 1))
+        p->shared = true;
+    p->runs[i]++;
+    if (i % 7 == 0)
+        usleep(100);
+    atomic_fetch_sub(&p->inside[thread], 1);
+    return i < p->fail_from ? MT_OK : status_set(MT_ERR_IO, "piece %d", (int)i);
+}
+
+static void test_parallel(void)
+{
+    static pieces all = { .fail_from = PIECES }, some = { .fail_from = 300 };
+    CHECK(parallel_threads(0) == 1 && parallel_threads(1) == 1);
+    CHECK(parallel_threads(PIECES) >= 1 && parallel_threads(PIECES) <= PARALLEL_MAX_THREADS);
+    CHECK(parallel_for(0, run_piece, &all) == MT_OK);
+    CHECK(parallel_for(PIECES, run_piece, &all) == MT_OK && !all.shared);
+    for (int i = 0; i < PIECES; i++)
+        CHECK(all.runs[i] == 1, "piece %d ran %d times", i, all.runs[i]);
+    CHECK(parallel_for(PIECES, run_piece, &some) == MT_ERR_IO);
+    CHECK(strcmp(status_text(), "piece 300") == 0, "%s", status_text());
+    int begun = 0;
+    for (int i = 0; i < PIECES; i++)
+        begun += some.runs[i];
+    CHECK(begun >= 301 && begun <= 301 + PARALLEL_MAX_THREADS, "%d begun", begun);
 }
 
 /* Known answers of the authors' Random123 1.09 (kat_vectors). */
@@ -339,6 +381,7 @@ int main(void)
     RUN(test_arena);
     RUN(test_status);
     RUN(test_distance);
+    RUN(test_parallel);
     RUN(test_philox);
     RUN(test_normals);
     RUN(test_normals_variants);
