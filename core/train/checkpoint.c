@@ -112,7 +112,7 @@ static mt_status save_weights(const store *s, const checkpoint_options *o, const
         status = status_nomem("saving weights", (size_t)map->n * sizeof *list);
         goto out;
     }
-    if ((status = weights_buffer_init(&b)))
+    if ((status = weights_buffer_init(&b, WEIGHTS_PIECE)))
         goto out;
     for (int64_t t = 0; t < map->n; t++)
         list[t] = tensor_info(&map->tensors[t], o->weights_dtype);
@@ -121,7 +121,7 @@ static mt_status save_weights(const store *s, const checkpoint_options *o, const
     for (int64_t t = 0; t < map->n && !status; t++) {
         XXH3_64bits_reset(hash);
         status = weights_write_tensor(&from, map, t, 0, map->tensors[t].matrices, format, writer, t,
-                                      o->weights_dtype, &b, hash);
+                                      o->weights_dtype, &b, 1, hash);
         if (!status)
             status = add_checksum(sums, map->tensors[t].name, hash);
     }

@@ -67,7 +67,9 @@ mt_status checkpoint_load(store *s, const char *path, const mt_weights *format,
 /* Fills the masters from a Hugging Face folder or checkpoint of any float dtype. Every parameter is
  * filled exactly once; a missing or unused tensor, or one of a wrong shape, is an error that names
  * the file and the tensor. A tied model's redundant copy of a weight (any name, the shape of an
- * aliased parameter) is ignored when it holds the same values, else an error. [main] */
-mt_status weights_load(store *s, const char *path, const mt_weights *format);
+ * aliased parameter) is ignored when it holds the same values, else an error. All that headers can
+ * tell is checked before data is read, by all processors at once. ret_bytes gets how many bytes of
+ * tensors that were; may be NULL. [main] */
+mt_status weights_load(store *s, const char *path, const mt_weights *format, int64_t *ret_bytes);
 
 #endif

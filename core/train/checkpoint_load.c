@@ -288,7 +288,8 @@ static mt_status load_weights(store *s, const json_t *root, const char *path,
     mt_status status = format->open(path, &reader);
     if (status)
         return status;
-    if ((status = tensor_map_create(s->m, NULL, &map)) || (status = weights_buffer_init(&b)) ||
+    if ((status = tensor_map_create(s->m, NULL, &map)) ||
+        (status = weights_buffer_init(&b, WEIGHTS_PIECE)) ||
         (status = name_missing_tensor(map, format, reader, path)))
         goto out;
     int64_t n = format->count(reader);

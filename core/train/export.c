@@ -5,6 +5,8 @@
 #include "export.h"
 
 #include "../base/log.h"
+#include "../base/parallel.h"
+#include "../base/progress.h"
 #include "../base/status.h"
 #include "card.h"
 #include "checkpoint_files.h"
@@ -83,7 +85,7 @@ static mt_status file_masters_init(file_masters *f, const weights_match *match,
     qsort(f->by_param, (size_t)map->n_pieces, sizeof(tensor_piece *), by_param);
     for (size_t p = 1; p < params; p++)
         f->first_piece[p] += f->first_piece[p - 1];
-    mt_status status = weights_buffer_init(&f->buffer);
+    mt_status status = weights_buffer_init(&f->buffer, WEIGHTS_PIECE);
     if (status)
         file_masters_finish(f);
     return status;
@@ -142,7 +144,7 @@ static void read_linear(file_masters *f, const mapped_tensor *t, int64_t tensor,
                         int64_t n, float *ret)
 {
     mt_dtype dtype = dtype_of(f, tensor);
-    int64_t step = weights_piece_elems(dtype);
+    int64_t step = weights_piece_elems(&f->buffer, dtype);
     for (int64_t at = 0; at < n && !f->status; at += step) {
         int64_t part = n - at < step ? n - at : step;
         f->status = weights_read_piece(f->format, f->reader, f->match->index[tensor], dtype,
@@ -216,7 +218,7 @@ static mt_status copy_tensor(const file_masters *f, int64_t tensor, const mapped
 {
     const int64_t source = f->match->index[tensor];
     const mt_dtype from = dtype_of(f, tensor);
-    int64_t n = tensor_elems(t), step = weights_piece_elems(from);
+    int64_t n = tensor_elems(t), step = weights_piece_elems(b, from);
     mt_status status = MT_OK;
     XXH3_state_t *hash = XXH3_createState();
     if (!hash)
@@ -239,16 +241,15 @@ static mt_status copy_tensor(const file_masters *f, int64_t tensor, const mapped
 /* Writes all tensors of the model: those that stand in a file as they are to stand, where `f` is
  * not NULL, are copied, the others are made from the masters. */
 static mt_status write_tensors(const model *m, const weights_masters *from, file_masters *f,
-                               const mt_weights *format, const char *folder,
+                               weights_lanes *l, const mt_weights *format, const char *folder,
                                const export_options *o, int64_t *ret_bytes)
 {
     tensor_map *map = NULL;
     mt_tensor_info *list = NULL;
-    weights_buffer b = { 0 };
     void *writer = NULL;
     int64_t bytes = 0;
     mt_status status = tensor_map_create(m, NULL, &map);
-    if (status || (status = weights_buffer_init(&b)))
+    if (status)
         goto out;
     if (!(list = calloc((size_t)map->n + 1, sizeof *list))) {
         status = status_nomem("the list of tensors", (size_t)map->n * sizeof *list);
@@ -258,16 +259,20 @@ static mt_status write_tensors(const model *m, const weights_masters *from, file
         list[t] = tensor_info(&map->tensors[t], o->dtype);
         bytes += list[t].bytes;
     }
+    progress p;
+    progress_begin(&p, "exporting", bytes);
     status = format->create(folder, "model", list, map->n, o->shard_bytes, &writer);
     for (int64_t t = 0; t < map->n && !status; t++) {
         const mapped_tensor *q = &map->tensors[t];
         int64_t same = f ? find_same(f->match->map, q) : -1;
-        status = same >= 0 ? copy_tensor(f, same, q, writer, t, o->dtype, &b)
+        status = same >= 0 ? copy_tensor(f, same, q, writer, t, o->dtype, l->lane)
                            : weights_write_tensor(from, map, t, 0, q->matrices, format, writer, t,
-                                                  o->dtype, &b, NULL);
+                                                  o->dtype, l->lane, l->n, NULL);
         if (!status && f)
             status = f->status;
+        progress_add(&p, list[t].bytes);
     }
+    progress_end(&p);
     if (!status) {
         status = format->finish(writer);
         writer = NULL;
@@ -278,7 +283,6 @@ out:
     if (writer)
         format->abort(writer);
     free(list);
-    weights_buffer_finish(&b);
     tensor_map_destroy(map);
     return status;
 }
@@ -288,6 +292,7 @@ static mt_status write_weights(const model *m, const weights_match *match, const
                                const export_options *o, int64_t *ret_bytes)
 {
     file_masters f;
+    weights_lanes l = { 0 };
     mt_status status = file_masters_init(&f, match, format, reader);
     if (status)
         return status;
@@ -297,7 +302,10 @@ static mt_status write_weights(const model *m, const weights_match *match, const
     if (!status)
         status = f.status;
     if (!status)
-        status = write_tensors(m, &from, &f, format, folder, o, ret_bytes);
+        status = weights_lanes_init(&l, 1); /* its windows are one thread's */
+    if (!status)
+        status = write_tensors(m, &from, &f, &l, format, folder, o, ret_bytes);
+    weights_lanes_finish(&l);
     file_masters_finish(&f);
     return status;
 }
@@ -322,7 +330,12 @@ static mt_status write_random(const model *m, const mt_weights *format, const ch
 {
     random_masters r = { m, o->seed };
     const weights_masters from = { &r, get_random, NULL };
-    return write_tensors(m, &from, NULL, format, folder, o, ret_bytes);
+    weights_lanes l;
+    mt_status status = weights_lanes_init(&l, parallel_threads(PARALLEL_MAX_THREADS));
+    if (!status)
+        status = write_tensors(m, &from, NULL, &l, format, folder, o, ret_bytes);
+    weights_lanes_finish(&l);
+    return status;
 }
 
 /* ---- weights of files

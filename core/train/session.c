@@ -370,7 +370,7 @@ mt_status session_load_weights(session *s, const char *path, uint64_t seed)
     }
     const mt_weights *format = NULL;
     mt_status st = session_format(&format);
-    return st == MT_OK ? weights_load(s->store, path, format) : st;
+    return st == MT_OK ? weights_load(s->store, path, format, NULL) : st;
 }
 
 void session_close(session *s)

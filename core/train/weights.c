@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How the tensors of a file fit a model, and loading a whole model: every parameter is filled
- * exactly once, and every tensor is used, ignored on purpose, or an error.
+ * How the tensors of a file fit a model: every parameter is filled exactly once, and every tensor
+ * is used, ignored on purpose, or an error.
  */
 #include "weights.h"
 
 #include "../base/log.h"
 #include "../base/status.h"
-#include "checkpoint.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -288,7 +287,7 @@ static mt_status equals_param(const model *m, const weights_masters *masters, in
                               const mt_weights *format, const void *reader, int64_t index,
                               mt_dtype dtype, weights_buffer *b, bool *ret)
 {
-    int64_t elems = m->params[param].elems, step = weights_piece_elems(MT_F64);
+    int64_t elems = m->params[param].elems, step = weights_piece_elems(b, MT_F64);
     bool same = true;
     for (int64_t at = 0; at < elems && same; at += step) {
         int64_t n = elems - at < step ? elems - at : step;
@@ -380,7 +379,7 @@ mt_status weights_check_unused(const model *m, const weights_masters *masters,
                                const weights_match *w, const mt_weights *format, const void *reader)
 {
     weights_buffer b = { 0 };
-    mt_status status = weights_buffer_init(&b);
+    mt_status status = weights_buffer_init(&b, WEIGHTS_PIECE);
     for (int64_t i = 0; i < w->count && !status; i++) {
         mt_tensor_info info;
         if (w->tensor[i] < 0 && !(status = format->info(reader, i, &info)) &&
@@ -390,8 +389,6 @@ mt_status weights_check_unused(const model *m, const weights_masters *masters,
     weights_buffer_finish(&b);
     return status;
 }
-
-/* ---- a whole model -------------------------------------------------------------------------- */
 
 mt_status weights_check_tensor(const weights_match *w, const mt_weights *format, const void *reader,
                                int64_t index)
@@ -411,47 +408,4 @@ mt_status weights_check_tensor(const weights_match *w, const mt_weights *format,
                           info.dtype < 0 ? "of a dtype unknown here" : mt_dtype_name(info.dtype));
     mt_tensor_info want = tensor_info(t, info.dtype);
     return weights_check_shape(&want, &info, file);
-}
-
-static mt_status load_one(store *s, const weights_match *w, const mt_weights *format,
-                          const void *reader, int64_t index, weights_buffer *b)
-{
-    const weights_masters to = weights_of_store(s);
-    int64_t t = w->tensor[index];
-    mt_tensor_info info;
-    mt_status status = weights_check_tensor(w, format, reader, index);
-    if (!status)
-        status = format->info(reader, index, &info);
-    if (!status)
-        status = weights_read_tensor(&to, w->map, t, 0, w->map->tensors[t].matrices, format, reader,
-                                     index, info.dtype, b, NULL);
-    return status;
-}
-
-mt_status weights_load(store *s, const char *path, const mt_weights *format)
-{
-    const model *m = s->m;
-    void *reader = NULL;
-    weights_match *w = NULL;
-    weights_buffer b = { 0 };
-    mt_status status = format->open(path, &reader);
-    if (status)
-        return status;
-    if ((status = weights_match_create(m, format, reader, &w)) ||
-        (status = weights_match_complete(w, format, reader, path)) ||
-        (status = weights_buffer_init(&b)))
-        goto out;
-    /* In the order of the file, which is how disks read fastest. */
-    for (int64_t i = 0; i < w->count && !status; i++)
-        if (w->tensor[i] >= 0)
-            status = load_one(s, w, format, reader, i, &b);
-    /* Only now, because a tied copy is compared with the owner, which may come later. */
-    const weights_masters masters = weights_of_store(s);
-    if (!status)
-        status = weights_check_unused(m, &masters, w, format, reader);
-out:
-    weights_buffer_finish(&b);
-    weights_match_destroy(w);
-    format->close(reader);
-    return status;
 }

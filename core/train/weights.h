@@ -6,6 +6,7 @@
 #ifndef MT_CORE_WEIGHTS_H
 #define MT_CORE_WEIGHTS_H
 
+#include "../base/parallel.h"
 #include "../host/store.h"
 #include "tensor_map.h"
 
@@ -17,12 +18,24 @@ enum { WEIGHTS_PIECE = 16 << 20 };
 
 /* Elements of a piece: as bytes of the file, and as FP32. */
 typedef struct weights_buffer {
-    void *raw;    /* WEIGHTS_PIECE / 2 bytes */
-    float *value; /* WEIGHTS_PIECE / 2 bytes */
+    void *raw;
+    float *value;
+    int64_t bytes; /* of each */
 } weights_buffer;
 
-mt_status weights_buffer_init(weights_buffer *b);
+/* `bytes` are of both together. */
+mt_status weights_buffer_init(weights_buffer *b, int64_t bytes);
 void weights_buffer_finish(weights_buffer *b);
+
+/* Buffers of threads that work at the same time: small, so that what was read or drawn is converted
+ * while the processor's cache has it. */
+typedef struct weights_lanes {
+    weights_buffer lane[PARALLEL_MAX_THREADS];
+    int32_t n;
+} weights_lanes;
+
+mt_status weights_lanes_init(weights_lanes *l, int32_t n);
+void weights_lanes_finish(weights_lanes *l);
 
 /* Can masters be made of this dtype? */
 bool weights_is_float(mt_dtype t);
@@ -38,7 +51,7 @@ mt_status weights_check_shape(const mt_tensor_info *want, const mt_tensor_info *
  * they stand in the file in b->raw. F32, BF16 and F16 are exact, F64 is rounded to nearest. */
 mt_status weights_read_piece(const mt_weights *format, const void *reader, int64_t index,
                              mt_dtype dtype, int64_t first, int64_t n, weights_buffer *b);
-int64_t weights_piece_elems(mt_dtype dtype);
+int64_t weights_piece_elems(const weights_buffer *b, mt_dtype dtype);
 
 /* The first n of b->value as FP32, or as the BF16 that is streamed (plane hi), which uses b->raw.
  */
@@ -62,10 +75,12 @@ mt_status weights_read_tensor(const weights_masters *to, const tensor_map *map, 
                               XXH3_state_t *hash);
 
 /* Writes matrices first .. first+n-1 of the tensor to the writer, of which it is tensor `index`, as
- * FP32, or as the BF16 that is streamed (plane hi). */
+ * FP32, or as the BF16 that is streamed (plane hi). `lanes` blocks, 1 .. PARALLEL_MAX_THREADS, are
+ * made at the same time, in as many buffers of one size; with more than one, from->get is called by
+ * several threads. */
 mt_status weights_write_tensor(const weights_masters *from, const tensor_map *map, int64_t tensor,
                                int64_t first, int64_t n, const mt_weights *format, void *writer,
-                               int64_t index, mt_dtype dtype, weights_buffer *b,
+                               int64_t index, mt_dtype dtype, weights_buffer *b, int32_t lanes,
                                XXH3_state_t *hash);
 
 /* How the tensors of a file fit a model. */

@@ -3,21 +3,21 @@
  * One tensor between a file and the masters: conversion, and the rows, transposition and stacks of
  * its layout. A piece at a time, never a whole tensor.
  */
+#include "weights_io.h"
 #include "../base/status.h"
-#include "weights.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 /* ---- pieces --------------------------------------------------------------------------------- */
 
-mt_status weights_buffer_init(weights_buffer *b)
+mt_status weights_buffer_init(weights_buffer *b, int64_t bytes)
 {
-    *b = (weights_buffer){ malloc(WEIGHTS_PIECE / 2), malloc(WEIGHTS_PIECE / 2) };
+    *b = (weights_buffer){ malloc((size_t)bytes / 2), malloc((size_t)bytes / 2), bytes / 2 };
     if (b->raw && b->value)
         return MT_OK;
     weights_buffer_finish(b);
-    return status_nomem("the buffer that weights pass through", WEIGHTS_PIECE);
+    return status_nomem("the buffer that weights pass through", (size_t)bytes);
 }
 
 void weights_buffer_finish(weights_buffer *b)
@@ -25,6 +25,24 @@ void weights_buffer_finish(weights_buffer *b)
     free(b->raw);
     free(b->value);
     *b = (weights_buffer){ 0 };
+}
+
+enum { LANE_BYTES = 4 << 20 };
+
+mt_status weights_lanes_init(weights_lanes *l, int32_t n)
+{
+    mt_status status = MT_OK;
+    *l = (weights_lanes){ .n = n };
+    for (int32_t i = 0; i < n && !status; i++)
+        status = weights_buffer_init(&l->lane[i], LANE_BYTES);
+    return status;
+}
+
+void weights_lanes_finish(weights_lanes *l)
+{
+    for (int32_t i = 0; i < l->n; i++)
+        weights_buffer_finish(&l->lane[i]);
+    l->n = 0;
 }
 
 bool weights_is_float(mt_dtype t)
@@ -88,10 +106,10 @@ static void to_f32(mt_dtype dtype, const void *raw, int64_t n, float *ret)
     }
 }
 
-int64_t weights_piece_elems(mt_dtype dtype)
+int64_t weights_piece_elems(const weights_buffer *b, mt_dtype dtype)
 {
     int64_t size = mt_dtype_size(dtype);
-    return WEIGHTS_PIECE / 2 / (size > 4 ? size : 4);
+    return b->bytes / (size > 4 ? size : 4);
 }
 
 mt_status weights_read_piece(const mt_weights *format, const void *reader, int64_t index,
@@ -134,26 +152,9 @@ weights_masters weights_of_store(store *s)
 
 /* ---- blocks of a tensor ---------------------------------------------------------------------- */
 
-/* Consecutive elements of a tensor that pass through the buffer at once. In a transposed tensor
- * they are columns col .. of rows row .. of one matrix, column by column. */
-typedef struct block {
-    int64_t at, n;
-    int64_t row, rows, col, cols; /* transposed only */
-} block;
-
-typedef struct transfer {
-    const weights_masters *masters;
-    const model *m;
-    const mapped_tensor *t;
-    tensor_row *rows; /* NULL for a linear tensor */
-    float *scratch;   /* as large as a block */
-    bool out;         /* from the masters to the file */
-} transfer;
-
-/* The block that starts at element `at` and has at most `most` elements. */
-static block block_at(const mapped_tensor *t, int64_t at, int64_t end, int64_t most)
+weights_block weights_block_at(const mapped_tensor *t, int64_t at, int64_t end, int64_t most)
 {
-    block b = { .at = at, .n = end - at < most ? end - at : most };
+    weights_block b = { .at = at, .n = end - at < most ? end - at : most };
     if (!(t->flags & MT_SOURCE_TRANSPOSED))
         return b;
     b.row = at % t->rows;
@@ -170,7 +171,8 @@ static block block_at(const mapped_tensor *t, int64_t at, int64_t end, int64_t m
     return b;
 }
 
-static void move_run(const transfer *x, int32_t param, int64_t first, int64_t n, float *value)
+static void move_run(const weights_transfer *x, int32_t param, int64_t first, int64_t n,
+                     float *value)
 {
     if (x->out)
         x->masters->get(x->masters->arg, param, first, n, value);
@@ -179,7 +181,7 @@ static void move_run(const transfer *x, int32_t param, int64_t first, int64_t n,
 }
 
 /* First element of row `row` of the tensor's matrix `matrix` in the masters of its parameter. */
-static int64_t target(const transfer *x, int64_t matrix, int64_t row, int32_t *ret_param)
+static int64_t target(const weights_transfer *x, int64_t matrix, int64_t row, int32_t *ret_param)
 {
     const tensor_piece *piece = &x->t->pieces[x->rows[row].piece];
     int64_t own = piece->matrix < 0 ? matrix : piece->matrix;
@@ -188,7 +190,7 @@ static int64_t target(const transfer *x, int64_t matrix, int64_t row, int32_t *r
 }
 
 /* Rows as they stand: runs that are consecutive in both places move at once. */
-static void move_rows(const transfer *x, const block *b, float *value)
+static void move_rows(const weights_transfer *x, const weights_block *b, float *value)
 {
     const mapped_tensor *t = x->t;
     for (int64_t done = 0; done < b->n;) {
@@ -220,36 +222,37 @@ static void transpose(const float *from, int64_t rows, int64_t cols, float *to)
                     to[j * rows + i] = from[i * cols + j];
 }
 
-static void move_transposed(const transfer *x, const block *b, float *value)
+static void move_transposed(const weights_transfer *x, const weights_block *b, float *value,
+                            float *scratch)
 {
     int64_t matrix = b->at / (x->t->rows * x->t->cols);
     if (!x->out)
-        transpose(value, b->cols, b->rows, x->scratch);
+        transpose(value, b->cols, b->rows, scratch);
     for (int64_t r = 0; r < b->rows; r++) {
         int32_t param;
         int64_t first = target(x, matrix, b->row + r, &param);
-        move_run(x, param, first + b->col, b->cols, x->scratch + r * b->cols);
+        move_run(x, param, first + b->col, b->cols, scratch + r * b->cols);
     }
     if (x->out)
-        transpose(x->scratch, b->rows, b->cols, value);
+        transpose(scratch, b->rows, b->cols, value);
 }
 
-static void move_block(const transfer *x, const block *b, float *value)
+void weights_move_block(const weights_transfer *x, const weights_block *k, const weights_buffer *b)
 {
+    /* A block's bytes are converted, or not made yet, when the scratch is in use. */
     if (x->t->flags & MT_SOURCE_TRANSPOSED)
-        move_transposed(x, b, value);
+        move_transposed(x, k, b->value, b->raw);
     else if (x->t->linear)
-        move_run(x, x->t->pieces[0].param, x->t->first + b->at, b->n, value);
+        move_run(x, x->t->pieces[0].param, x->t->first + k->at, k->n, b->value);
     else
-        move_rows(x, b, value);
+        move_rows(x, k, b->value);
 }
 
-static mt_status transfer_init(transfer *x, const weights_masters *masters, const tensor_map *map,
-                               int64_t tensor, weights_buffer *b, bool out)
+mt_status weights_transfer_init(weights_transfer *x, const weights_masters *masters,
+                                const tensor_map *map, int64_t tensor, bool out)
 {
     const mapped_tensor *t = &map->tensors[tensor];
-    /* A block's bytes are converted, or not made yet, when the scratch is in use. */
-    *x = (transfer){ .masters = masters, .m = map->m, .t = t, .scratch = b->raw, .out = out };
+    *x = (weights_transfer){ .masters = masters, .m = map->m, .t = t, .out = out };
     if (t->linear)
         return MT_OK;
     if (!(x->rows = malloc((size_t)t->rows * sizeof *x->rows)))
@@ -258,45 +261,73 @@ static mt_status transfer_init(transfer *x, const weights_masters *masters, cons
     return MT_OK;
 }
 
+void weights_transfer_finish(weights_transfer *x)
+{
+    free(x->rows);
+    x->rows = NULL;
+}
+
 mt_status weights_read_tensor(const weights_masters *to, const tensor_map *map, int64_t tensor,
                               int64_t first, int64_t n, const mt_weights *format,
                               const void *reader, int64_t index, mt_dtype dtype, weights_buffer *b,
                               XXH3_state_t *hash)
 {
-    transfer x;
-    mt_status status = transfer_init(&x, to, map, tensor, b, false);
+    weights_transfer x;
+    mt_status status = weights_transfer_init(&x, to, map, tensor, false);
     int64_t each = x.t->rows * x.t->cols, end = (first + n) * each;
     for (int64_t at = first * each; at < end && !status;) {
-        block k = block_at(x.t, at, end, weights_piece_elems(dtype));
+        weights_block k = weights_block_at(x.t, at, end, weights_piece_elems(b, dtype));
         status = weights_read_piece(format, reader, index, dtype, k.at, k.n, b);
         if (status)
             break;
         if (hash)
             XXH3_64bits_update(hash, b->raw, (size_t)(k.n * mt_dtype_size(dtype)));
-        move_block(&x, &k, b->value);
+        weights_move_block(&x, &k, b);
         at += k.n;
     }
-    free(x.rows);
+    weights_transfer_finish(&x);
     return status;
+}
+
+/* Blocks that are made at the same time, each in a buffer of its own. */
+typedef struct wave {
+    const weights_transfer *x;
+    weights_buffer *buffers;
+    mt_dtype dtype;
+    weights_block block[PARALLEL_MAX_THREADS];
+    const void *bytes[PARALLEL_MAX_THREADS];
+} wave;
+
+static mt_status make_block(void *arg, int64_t i, int32_t thread)
+{
+    (void)thread;
+    wave *w = arg;
+    weights_move_block(w->x, &w->block[i], &w->buffers[i]);
+    w->bytes[i] = weights_from_f32(&w->buffers[i], w->block[i].n, w->dtype);
+    return MT_OK;
 }
 
 mt_status weights_write_tensor(const weights_masters *from, const tensor_map *map, int64_t tensor,
                                int64_t first, int64_t n, const mt_weights *format, void *writer,
-                               int64_t index, mt_dtype dtype, weights_buffer *b, XXH3_state_t *hash)
+                               int64_t index, mt_dtype dtype, weights_buffer *b, int32_t lanes,
+                               XXH3_state_t *hash)
 {
-    transfer x;
-    mt_status status = transfer_init(&x, from, map, tensor, b, true);
+    weights_transfer x;
+    mt_status status = weights_transfer_init(&x, from, map, tensor, true);
+    wave w = { .x = &x, .buffers = b, .dtype = dtype };
     int64_t each = x.t->rows * x.t->cols, end = (first + n) * each;
     for (int64_t at = first * each; at < end && !status;) {
-        block k = block_at(x.t, at, end, weights_piece_elems(MT_F32));
-        move_block(&x, &k, b->value);
-        const void *bytes = weights_from_f32(b, k.n, dtype);
-        int64_t size = k.n * mt_dtype_size(dtype);
-        if (hash)
-            XXH3_64bits_update(hash, bytes, (size_t)size);
-        status = format->write(writer, index, bytes, size);
-        at += k.n;
+        int32_t blocks = 0;
+        for (; blocks < lanes && at < end; at += w.block[blocks++].n)
+            w.block[blocks] = weights_block_at(x.t, at, end, weights_piece_elems(b, MT_F32));
+        parallel_for(blocks, make_block, &w);
+        for (int32_t i = 0; i < blocks && !status; i++) {
+            int64_t size = w.block[i].n * mt_dtype_size(dtype);
+            if (hash)
+                XXH3_64bits_update(hash, w.bytes[i], (size_t)size);
+            status = format->write(writer, index, w.bytes[i], size);
+        }
     }
-    free(x.rows);
+    weights_transfer_finish(&x);
     return status;
 }

@@ -165,4 +165,20 @@ printf 'x' | dd of=damaged/checkpoints/step-000001/model.safetensors bs=1 seek=9
 expect 1 'the file is damaged' -- export damaged -o never
 check 'a failed export leaves nothing' bash -c '! ls -d never* 2>/dev/null'
 expect 0 -- generate trained --prompt the --max-tokens 4 --device cpu
+# Matrices of several blocks: the weights that are drawn are the same on any number of processors,
+# and loading brings each where it belongs. A step of that size changes no weight.
+sed -e 's/vocab_size: 256/vocab_size: 6000/' -e 's/hidden_size: 32/hidden_size: 256/' model.yaml >large.yaml
+expect 0 -- export large.yaml -o large --init random --seed 5
+if command -v taskset >/dev/null; then
+    cpu=$(taskset -cp $$ | sed -E 's/.*: ([0-9]+).*/\1/')
+    taskset -c "$cpu" "$megatrain" export large.yaml -o one-cpu --init random --seed 5 >out 2>&1
+    check 'drawn by one thread: other bytes' cmp large/model.safetensors one-cpu/model.safetensors
+fi
+write_text text.txt
+write_run large-run.yaml
+expect 0 -- train large-run.yaml model=large output_dir=large-run train.max_steps=1 train.warmup_steps=0 \
+    train.learning_rate=1e-30 optimizer.weight_decay=0 train.eval_steps=0
+expect 0 -- export large-run -o large-again
+check 'loaded and saved: other bytes' cmp large/model.safetensors large-again/model.safetensors
+
 done_testing

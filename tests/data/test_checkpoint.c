@@ -179,7 +179,8 @@ static void round_trip(void)
     expect_equal(a, c, false);
     store_destroy(c);
     c = small_store_create(m, NULL, 0);
-    CHECK(weights_load(c, "runs/checkpoints/step-000013", format) == MT_OK, "%s", status_text());
+    CHECK(weights_load(c, "runs/checkpoints/step-000013", format, NULL) == MT_OK, "%s",
+          status_text());
     expect_equal(a, c, false);
     store_destroy(c);
     store_destroy(a);
@@ -666,7 +667,7 @@ static void every_dtype(void)
                   { PROJ, MT_F64, H, H, 3 },
                   { "model.norm.weight", MT_F32, 0, H, 4 } };
     write_entries(e, 4);
-    CHECK(weights_load(s, ".", format) == MT_OK, "%s", status_text());
+    CHECK(weights_load(s, ".", format, NULL) == MT_OK, "%s", status_text());
     for (int t = 0; t < 4; t++) {
         int32_t p = model_find_param(m, e[t].name);
         CHECK(p >= 0, "%s", e[t].name);
@@ -703,7 +704,7 @@ static void all_half_values(void)
     for (int t = 1; t < 4; t++)
         CHECK(format->write(w, t, zeros, list[t].bytes) == MT_OK, " ");
     CHECK(format->finish(w) == MT_OK, " ");
-    CHECK(weights_load(s, ".", format) == MT_OK, "%s", status_text());
+    CHECK(weights_load(s, ".", format, NULL) == MT_OK, "%s", status_text());
     int32_t p = model_find_param(m, EMB);
     for (int i = 0; i < 65536; i++) {
         half h;
@@ -722,7 +723,7 @@ static void all_half_values(void)
 static void refuse_weights(store *s, const entry *e, int n, mt_status code, const char *says)
 {
     write_entries(e, n);
-    mt_status status = weights_load(s, ".", format);
+    mt_status status = weights_load(s, ".", format, NULL);
     CHECK(status == code, "%d, expected %d: %s", status, code, says);
     CHECK(status == MT_OK || support_says(says), "%s", says);
 }
@@ -792,8 +793,8 @@ static void load_and_save(void)
         }
         o.folder = "a";
         CHECK(save_at(s, 1 + bf16, &o) == MT_OK, "%s", status_text());
-        CHECK(weights_load(again, bf16 ? "a/step-000002" : "a/step-000001", format) == MT_OK, "%s",
-              status_text());
+        CHECK(weights_load(again, bf16 ? "a/step-000002" : "a/step-000001", format, NULL) == MT_OK,
+              "%s", status_text());
         o.folder = "b";
         o.weights_only = true;
         CHECK(save_at(again, 1 + bf16, &o) == MT_OK, "%s", status_text());

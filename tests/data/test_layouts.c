@@ -334,11 +334,11 @@ static void every_layout(void)
         layered *declared_order = model_with(none, rotated);
         store *s = small_store_create(&declared_order->base, NULL, 0);
         write_set(set, k % 2 ? MT_F32 : MT_BF16, k > 1 ? 200 : 0);
-        CHECK(weights_load(s, ".", format) == MT_OK, "%s", status_text());
+        CHECK(weights_load(s, ".", format, NULL) == MT_OK, "%s", status_text());
         expect_masters(s);
         store_destroy(s);
         s = small_store_create(&first->base, NULL, 0);
-        CHECK(weights_load(s, ".", format) == MT_OK, "%s", status_text());
+        CHECK(weights_load(s, ".", format, NULL) == MT_OK, "%s", status_text());
         expect_masters(s);
         save(s, true);
         expect_files("runs/step-000001", set);
@@ -438,7 +438,7 @@ static void export_every_layout(void)
         o = (export_options){ .folder = "masters/", .dtype = MT_F32 };
         CHECK(export_model(&source, &l->base, format, &o, &bytes) == MT_OK, "%s", status_text());
         store *s = small_store_create(&l->base, NULL, 0);
-        CHECK(weights_load(s, "masters", format) == MT_OK, "%s", status_text());
+        CHECK(weights_load(s, "masters", format, NULL) == MT_OK, "%s", status_text());
         expect_masters(s);
         int64_t elems = 0;
         for (int p = 0; p < PARAMS; p++)
@@ -501,7 +501,7 @@ static void which_layout(void)
     plain_set *set = expected_set(none);
     set->list[3].name[0] = 'x'; /* expert 1's w3 */
     write_set(set, MT_BF16, 0);
-    CHECK(weights_load(s, ".", format) == MT_ERR_FORMAT, "incomplete");
+    CHECK(weights_load(s, ".", format, NULL) == MT_ERR_FORMAT, "incomplete");
     CHECK(support_says("parameter 'layers.0.experts.gate_up' stands there in none of its layouts"),
           " ");
     CHECK(support_says("'block_sparse_moe.experts.{}.w1.weight' ... (5 of 6 tensors there, "
@@ -512,7 +512,7 @@ static void which_layout(void)
 
     write_gate_up(set, 1);
     write_set(set, MT_BF16, 0);
-    CHECK(weights_load(s, ".", format) == MT_ERR_FORMAT, "twice");
+    CHECK(weights_load(s, ".", format, NULL) == MT_ERR_FORMAT, "twice");
     CHECK(support_says("'layers.0.mlp.experts.gate_up_proj' holds 'layers.0.experts.gate_up'"),
           " ");
     set->n--;
@@ -521,7 +521,7 @@ static void which_layout(void)
     conv1d->ndim = 2;
     conv1d->dim[1] = K;
     write_set(set, MT_BF16, 0);
-    CHECK(weights_load(s, ".", format) == MT_ERR_FORMAT, "shape");
+    CHECK(weights_load(s, ".", format, NULL) == MT_ERR_FORMAT, "shape");
     CHECK(support_says("conv1d.weight' has shape [6, 4], the model's has [6, 1, 4]"), " ");
     free(set);
     store_destroy(s);
@@ -602,7 +602,7 @@ static void large_transposed(void)
             store_set(a, p, i, 1, &x);
         }
     save(a, true);
-    CHECK(weights_load(b, "runs/step-000001", format) == MT_OK, "%s", status_text());
+    CHECK(weights_load(b, "runs/step-000001", format, NULL) == MT_OK, "%s", status_text());
     CHECK(store_hash(a) == store_hash(b), "there and back");
 
     void *r = NULL;

@@ -76,7 +76,7 @@ static mt_status subject_init(subject *s, const char *name)
         (st = registry_find(PLUGIN_ARCH, s->source.model_type, MT_ARCH_INTERFACE, &arch, NULL)) ||
         (st = model_create(arch, s->source.hyper, &s->m)) ||
         (st = store_create(s->m, NULL, 0, true, backend, device, &s->s)) ||
-        (st = weights_load(s->s, s->source.weights, weights)) ||
+        (st = weights_load(s->s, s->source.weights, weights, NULL)) ||
         (st = expected_read(values, weights, s->m, &s->e)))
         return st;
     s->e.bounds = compute == MT_F32   ? fp32_bounds
