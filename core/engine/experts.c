@@ -16,13 +16,13 @@ static const int32_t *offsets_of(const engine *e, int32_t unit, int64_t b)
     return (const int32_t *)(const void *)(e->unit[unit].offsets + b * each);
 }
 
-void experts_tell(engine *e, int32_t unit, int64_t b, const tpl_binding *bind)
+void experts_tell(engine *e, int32_t unit, int64_t b, const tpl_binding *bind, mt_pass pass)
 {
     const tpl *t = e->m->units[unit].t;
     if (t->experts == 0)
         return;
     e->b->copy_out(e->dev, e->q_compute, (void *)offsets_of(e, unit, b),
-                   tpl_expert_offsets(e->p->tpl[unit], bind), (t->experts + 1) * 4);
+                   tpl_expert_offsets(e->p->tpl[unit], bind, pass), (t->experts + 1) * 4);
     enqueued(e, e->q_compute);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Generation: prefill and decode of one sequence through the same templates, with a state per
- * unit. Weights stream as in eval, or stay in their buffers when the plan holds one for each unit.
+ * unit. Weights stream as in eval, or stay in their buffers when the plan holds one for each unit;
+ * of units that are cut only those of experts with tokens.
  */
 #include "internal.h"
 
@@ -32,7 +33,7 @@ static mt_status check_call(const engine *e, const int32_t *tokens, int64_t n, i
     return MT_OK;
 }
 
-/* Runs the last unit for the logits of rows first .. first+n, and copies them to `dst`. */
+/* Runs the last visit for the logits of rows first .. first+n, and copies them to `dst`. */
 static void read_logits(engine *e, const weight_buffer *w, mt_batch *batch, mt_pass pass,
                         int64_t used, int64_t first, int64_t n, float *dst)
 {
@@ -46,7 +47,7 @@ static void read_logits(engine *e, const weight_buffer *w, mt_batch *batch, mt_p
         host_rows[i] = (int32_t)(first + i);
     e->b->copy_in(e->dev, e->q_compute, (void *)batch->logit_rows, host_rows, n * 4);
     enqueued(e, e->q_compute);
-    pass_generate_unit(e, e->m->n_units - 1, w, batch, pass, used);
+    pass_generate(e, e->l.n_forward - 1, w, batch, pass, used);
     e->b->copy_out(e->dev, e->q_compute, host_logits, batch->logits, n * vocab * 4);
     enqueued(e, e->q_compute);
     e->b->queue_sync(e->dev, e->q_compute);
@@ -61,7 +62,7 @@ mt_status engine_generate(engine *e, const int32_t *tokens, int64_t n, int64_t u
         st = check_call(e, tokens, n, used);
     if (st < 0)
         return st;
-    int32_t n_units = e->m->n_units;
+    int64_t head = e->l.n_forward - 1;
     mt_pass pass = used == 0 ? MT_PASS_PREFILL : MT_PASS_DECODE;
     int32_t *positions = e->positions;
     int32_t starts[2] = { 0, (int32_t)n };
@@ -75,7 +76,7 @@ mt_status engine_generate(engine *e, const int32_t *tokens, int64_t n, int64_t u
                                 .doc_starts = starts };
     const micro_batch *list[1] = { &micro };
     sequence *s = &e->step.seq;
-    *s = (sequence){ .n_groups = 1, .group_length = n_units, .first_key = e->next_key };
+    *s = (sequence){ .n_groups = 1, .group_length = e->l.n_forward, .first_key = e->next_key };
     stream_prepare(e, list, (micro_range){ 0, 1 }, e->next_key++, false);
     group_set *set = &e->set[s->first_key % LAYOUT_SETS];
 
@@ -83,12 +84,12 @@ mt_status engine_generate(engine *e, const int32_t *tokens, int64_t n, int64_t u
     stream_batch(e, set, 0, &batch);
     e->b->event_wait(e->dev, e->q_compute, set->loaded);
     int64_t event = time_begin(e, e->q_compute, TRACK_COMPUTE, EVENT_GENERATE, -1, -1);
-    for (int32_t u = 0; u < n_units - 1; u++) {
-        weight_buffer *w = stream_acquire(e, s, u);
-        pass_generate_unit(e, u, w, &batch, pass, used);
-        stream_release(e, s, u, w);
+    for (int64_t pos = 0; pos < head; pos++) {
+        weight_buffer *w = stream_skips(e, s, pos) ? NULL : stream_acquire(e, s, pos);
+        pass_generate(e, pos, w, &batch, pass, used);
+        stream_release(e, s, pos, w);
     }
-    weight_buffer *w = stream_acquire(e, s, n_units - 1);
+    weight_buffer *w = stream_acquire(e, s, head);
     for (int64_t i = 0; all_logits && i < n; i += LAYOUT_LOGIT_ROWS) {
         int64_t rows = n - i < LAYOUT_LOGIT_ROWS ? n - i : LAYOUT_LOGIT_ROWS;
         read_logits(e, w, &batch, pass, used, i, rows, all_logits + i * e->m->vocab);
@@ -98,7 +99,7 @@ mt_status engine_generate(engine *e, const int32_t *tokens, int64_t n, int64_t u
                (size_t)e->m->vocab * sizeof *ret_logits);
     else
         read_logits(e, w, &batch, pass, used, n - 1, 1, ret_logits);
-    stream_release(e, s, n_units - 1, w);
+    stream_release(e, s, head, w);
     time_end(e, e->q_compute, event);
     e->b->event_record(e->dev, set->done, e->q_compute);
     e->generated = used + n;

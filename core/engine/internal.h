@@ -379,8 +379,8 @@ void stream_prepare(engine *e, const micro_batch *const *micro, micro_range rang
 const visit *stream_visit_at(const engine *e, const sequence *s, int64_t pos);
 /* The buffer with the weights of the piece at `pos`; compute has been told to wait for them. */
 weight_buffer *stream_acquire(engine *e, const sequence *s, int64_t pos);
-/* Is the visit at `pos` one of backward to experts of which it is known that none got a token? It
- * needs no weights and has no gradients. Once it is, it stays so. */
+/* Is the visit at `pos` one of backward, or of generation, to experts of which it is known that
+ * none got a token? It needs no weights and has no gradients. Once it is, it stays so. */
 bool stream_skips(const engine *e, const sequence *s, int64_t pos);
 /* The visit at `pos` is through; fetches ahead. w is NULL where it was skipped. */
 void stream_release(engine *e, const sequence *s, int64_t pos, weight_buffer *w);
@@ -406,7 +406,7 @@ mt_status experts_start(engine *e);
 void experts_stop(engine *e);
 /* Enqueues that the host gets the offsets of the experts' rows in batch b of the step; right after
  * the unit's forward, or where it is cut its stage `before`. */
-void experts_tell(engine *e, int32_t unit, int64_t b, const tpl_binding *bind);
+void experts_tell(engine *e, int32_t unit, int64_t b, const tpl_binding *bind, mt_pass pass);
 /* Did experts first .. end-1 get no rows in these batches? Where the host has been told. */
 bool experts_idle(const engine *e, int32_t unit, int32_t first, int32_t end, micro_range r);
 /* Sums the rows that every expert got in the step, when all of its forward is through. */
@@ -421,8 +421,9 @@ void pass_stop(engine *e);
 /* Enqueues all groups of e->step; afterwards the lander may still be busy. */
 void pass_train(engine *e);
 double pass_eval(engine *e, const step_batch *batch);
-/* One micro-batch through unit `unit` in generation; states hold `used` tokens. */
-void pass_generate_unit(engine *e, int32_t unit, const weight_buffer *w, const mt_batch *batch,
-                        mt_pass pass, int64_t used);
+/* One micro-batch through the visit at `pos` of generation; states hold `used` tokens, and w is
+ * NULL where it is skipped. */
+void pass_generate(engine *e, int64_t pos, const weight_buffer *w, const mt_batch *batch,
+                   mt_pass pass, int64_t used);
 
 #endif

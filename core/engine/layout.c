@@ -217,7 +217,7 @@ static void lay_out_values(const plan *p, layout *l)
         if (r->context)
             work = max64(work, t->generate_work_bytes);
         saved += layout_align(t->saved_bytes) * (last ? 1 : p->group_batches);
-        if (r->training)
+        if (r->training || r->context)
             l->bytes[LAYOUT_HOST_OFFSETS] += layout_offsets_bytes(t->t) * r->micro_batches;
         l->n_aux_losses += t->t->adds_loss;
         if (last)

@@ -21,11 +21,15 @@ static void *boundary(const engine *e, int32_t unit, int64_t b, uint32_t i)
            u->value_offset[i];
 }
 
-static void bind_unit(const engine *e, int32_t unit, const weight_buffer *w, int64_t b,
-                      tpl_binding *bind)
+/* Binds the unit of a piece; w is NULL where its weights are not needed. */
+static void bind_piece(const engine *e, int32_t piece, const weight_buffer *w, int64_t b,
+                       tpl_binding *bind)
 {
+    int32_t unit = e->piece[piece].unit;
     const tpl *t = e->m->units[unit].t;
-    *bind = (tpl_binding){ .weights = w->data, .work = e->region[LAYOUT_WORK] };
+    *bind = (tpl_binding){ .weights = w ? w->data : NULL,
+                           .work = e->region[LAYOUT_WORK],
+                           .segment = e->piece[piece].segment };
     for (uint32_t i = 0; i < t->n_in; i++)
         bind->in[i] = boundary(e, unit - 1, b, i);
     if (unit == e->m->n_units - 1) {
@@ -37,7 +41,6 @@ static void bind_unit(const engine *e, int32_t unit, const weight_buffer *w, int
     if (e->training)
         bind->saved =
             (char *)e->region[LAYOUT_SAVED] + e->unit[unit].saved[0] + b * e->unit[unit].saved[1];
-    bind->segment = e->piece[w->piece].segment;
     bind->carry = (char *)e->region[LAYOUT_CARRIED] + b * e->l.carried_stride;
 }
 
@@ -223,7 +226,7 @@ static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass p
     for (int64_t b = 0; b < g->set->range.n; b++) {
         tpl_binding bind;
         mt_batch batch;
-        bind_unit(e, unit, w, b, &bind);
+        bind_piece(e, v->piece, w, b, &bind);
         stream_batch(e, g->set, b, &batch);
         if (v->first)
             poison_carried(e, unit, &bind);
@@ -236,7 +239,7 @@ static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass p
             copy_aux_loss(e, unit, g->first_batch + b);
         detail_end(e, event);
         if (routes)
-            experts_tell(e, unit, g->first_batch + b, &bind);
+            experts_tell(e, unit, g->first_batch + b, &bind, pass);
         if (unit == e->m->n_units - 1)
             copy_losses(e, g->first_batch + b, batch.tokens);
     }
@@ -272,7 +275,7 @@ static void backward_batch(engine *e, const group_pass *g, const visit *v, int64
         run_forward(e, unit, bind, &batch, MT_PASS_TRAIN);
         copy_aux_loss(e, unit, g->first_batch + b);
         copy_losses(e, g->first_batch + b, batch.tokens);
-        experts_tell(e, unit, g->first_batch + b, bind);
+        experts_tell(e, unit, g->first_batch + b, bind, MT_PASS_TRAIN);
         detail_end(e, event);
     }
     int64_t event = detail_begin(e, EVENT_BACKWARD, unit, b);
@@ -311,7 +314,7 @@ static void backward_visit(engine *e, const group_pass *g, int64_t pos)
     for (int64_t b = 0; b < g->set->range.n && !skip; b++) {
         tpl_binding *bind = &e->bound[b];
         if (v->first) {
-            bind_unit(e, unit, w, b, bind);
+            bind_piece(e, v->piece, w, b, bind);
             bind_grads(e, unit, b, bind);
             poison_carried(e, unit, bind);
         }
@@ -410,16 +413,41 @@ double pass_eval(engine *e, const step_batch *batch)
     return sum;
 }
 
-void pass_generate_unit(engine *e, int32_t unit, const weight_buffer *w, const mt_batch *batch,
-                        mt_pass pass, int64_t used)
+/* Of a token's experts few are in each segment, and copying weights is what takes the time: it is
+ * worth waiting to hear which segments are needed. */
+static void await_offsets(engine *e, int32_t unit, int64_t key, const tpl_binding *bind)
 {
+    unit_info *u = &e->unit[unit];
+    experts_tell(e, unit, 0, bind, MT_PASS_DECODE);
+    e->b->event_record(e->dev, u->offsets_there, e->q_compute);
+    e->b->event_sync(e->dev, u->offsets_there);
+    u->offsets_key = key;
+}
+
+void pass_generate(engine *e, int64_t pos, const weight_buffer *w, const mt_batch *batch,
+                   mt_pass pass, int64_t used)
+{
+    const sequence *s = &e->step.seq;
+    const visit *v = stream_visit_at(e, s, pos);
+    int32_t unit = e->piece[v->piece].unit;
+    tpl_stage stage[2];
     tpl_binding bind;
-    bind_unit(e, unit, w, 0, &bind);
+    int n_stages = visit_stages(e, v, false, stage);
+    bind_piece(e, v->piece, w, 0, &bind);
     bind.state = e->unit[unit].state;
     bind.used = used;
-    poison_work(e, e->p->tpl[unit]->generate_work_bytes);
-    tpl_forward(e->p->tpl[unit], e->q_compute, &bind, batch, pass);
-    enqueued(e, e->q_compute);
+    if (v->first)
+        poison_carried(e, unit, &bind);
+    for (int i = 0; i < n_stages; i++) {
+        if (!w && stage[i] == TPL_EXPERTS)
+            continue;
+        bind.stage = stage[i];
+        poison_work(e, e->p->tpl[unit]->generate_work_bytes);
+        tpl_forward(e->p->tpl[unit], e->q_compute, &bind, batch, pass);
+        enqueued(e, e->q_compute);
+    }
+    if (v->first && is_cut(e, unit))
+        await_offsets(e, unit, s->first_key, &bind);
 }
 
 /* ---- life ------------------------------------------------------------------------------------
@@ -514,7 +542,7 @@ static void place_units(engine *e)
         }
         info->offsets = offsets;
         info->offsets_key = -1;
-        if (e->training)
+        if (offsets)
             offsets += layout_offsets_bytes(t->t) * e->p->request.micro_batches;
     }
 }
@@ -538,8 +566,8 @@ mt_status pass_start(engine *e)
     place_visits(e);
     place_units(e);
     mt_status st = MT_OK;
-    for (int32_t u = 0; u < e->m->n_units && st == MT_OK && e->training; u++)
-        if (is_cut(e, u))
+    for (int32_t u = 0; u < e->m->n_units && st == MT_OK; u++)
+        if (is_cut(e, u) && e->l.bytes[LAYOUT_HOST_OFFSETS])
             st = e->b->event_create(e->dev, &e->unit[u].offsets_there);
     return st;
 }

@@ -378,13 +378,13 @@ static int64_t smaller_segments(const plan *p)
     return largest / 2;
 }
 
-/* May the plan choose segments? Generation takes units as they are. */
+/* May the plan choose segments? */
 static bool may_cut(const plan *p)
 {
     bool any = false;
     for (int32_t i = 0; i < p->m->n_tpls; i++)
         any |= p->m->tpls[i]->parts > 1;
-    return any && p->request.segment_bytes == PLAN_AUTO && p->request.context == 0;
+    return any && p->request.segment_bytes == PLAN_AUTO;
 }
 
 /* A quarter of the largest unit leaves most of the room that whole ones take, in copies that are
@@ -404,7 +404,7 @@ static mt_status set_lowest(plan *p, tpl_policy policy, bool small, const limits
                             bool *ret_fits)
 {
     const plan_request *r = &p->request;
-    p->segment_bytes = r->segment_bytes == PLAN_AUTO || r->context ? 0 : r->segment_bytes;
+    p->segment_bytes = r->segment_bytes == PLAN_AUTO ? 0 : r->segment_bytes;
     if (small)
         p->segment_bytes = small_segments(p);
     for (;;) {

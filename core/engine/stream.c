@@ -191,8 +191,9 @@ bool stream_skips(const engine *e, const sequence *s, int64_t pos)
     int32_t piece = piece_at(e, s, pos);
     const unit_info *u = &e->unit[e->piece[piece].unit];
     int64_t key = key_at(s, pos);
-    if (!s->backward || pos % s->group_length < e->l.n_forward || e->piece[piece].segment == 0 ||
-        u->offsets_key != key || !e->b->event_query(e->dev, u->offsets_there))
+    bool forward = s->backward && pos % s->group_length < e->l.n_forward;
+    if (forward || e->piece[piece].segment == 0 || u->offsets_key != key ||
+        !e->b->event_query(e->dev, u->offsets_there))
         return false;
     return is_idle(e, piece, e->set[key % LAYOUT_SETS].range);
 }

@@ -84,10 +84,15 @@ static void run(const tpl_plan *p, const struct tpl_program *prog, void *queue,
     }
 }
 
+static const struct tpl_program *forward_of(const tpl_plan *p, mt_pass pass)
+{
+    return p->program[pass == MT_PASS_TRAIN ? 0 : 2];
+}
+
 void tpl_forward(const tpl_plan *p, void *queue, const tpl_binding *bind, const mt_batch *batch,
                  mt_pass pass)
 {
-    run(p, p->program[pass == MT_PASS_TRAIN ? 0 : 2], queue, bind, batch, pass);
+    run(p, forward_of(p, pass), queue, bind, batch, pass);
 }
 
 void tpl_backward(const tpl_plan *p, void *queue, const tpl_binding *bind, const mt_batch *batch)
@@ -95,9 +100,9 @@ void tpl_backward(const tpl_plan *p, void *queue, const tpl_binding *bind, const
     run(p, p->program[1], queue, bind, batch, MT_PASS_TRAIN);
 }
 
-const void *tpl_expert_offsets(const tpl_plan *p, const tpl_binding *bind)
+const void *tpl_expert_offsets(const tpl_plan *p, const tpl_binding *bind, mt_pass pass)
 {
-    const struct tpl_program *prog = p->program[0];
+    const struct tpl_program *prog = forward_of(p, pass);
     for (int32_t i = 0; i < prog->n_steps; i++) {
         const step *s = &prog->steps[i];
         if (!(p->t->graph->nodes[s->node].def->flags & MT_OP_BY_EXPERT))

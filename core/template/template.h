@@ -188,9 +188,10 @@ void tpl_forward(const tpl_plan *p, void *queue, const tpl_binding *bind, const 
                  mt_pass pass);
 void tpl_backward(const tpl_plan *p, void *queue, const tpl_binding *bind, const mt_batch *batch);
 
-/* Where a training forward, of a unit that is cut its stage `before`, leaves the offsets of the
- * experts' rows, [experts + 1] int32 on the device. Where t->experts is not 0. [pure] */
-const void *tpl_expert_offsets(const tpl_plan *p, const tpl_binding *bind);
+/* Where a forward leaves the offsets of the experts' rows, [experts + 1] int32 on the device: one
+ * of training, or the stage `before` of any where the unit is cut. Where t->experts is not 0.
+ * [pure] */
+const void *tpl_expert_offsets(const tpl_plan *p, const tpl_binding *bind, mt_pass pass);
 
 /* ---- operations -------------------------------------------------------------------------------
  */

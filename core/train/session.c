@@ -241,6 +241,7 @@ mt_status session_make_generation_plan(session *s, int64_t prompt, int64_t conte
                                    .groups = 1,
                                    .policy = PLAN_AUTO,
                                    .weight_buffers = PLAN_AUTO,
+                                   .segment_bytes = PLAN_AUTO,
                                    .device_limit = PLAN_AUTO,
                                    .host_limit = PLAN_AUTO,
                                    .training = false,

@@ -6,6 +6,7 @@
 
 #include "../check.h"
 #include "core/base/status.h"
+#include "core/engine/internal.h"
 
 #include <math.h>
 
@@ -13,11 +14,9 @@ static const struct {
     const char *plugin, *manifest;
     int32_t parts;
     bool balances; /* its routers add a loss */
-} models[] = { { "mistral", "mixtral", 8, false },
-               { "qwen", "qwen2_moe", 6, false },
-               { "deepseek", "deepseek_v2", 10, true },
-               { "gpt_oss", "gpt_oss", 4, false },
-               { "qwen", "qwen3_next", 6, false } };
+} models[] = { { "mistral", "mixtral", 8, false },      { "qwen", "qwen2_moe", 6, false },
+               { "deepseek", "deepseek_v2", 10, true }, { "deepseek", "deepseek_v3", 16, false },
+               { "gpt_oss", "gpt_oss", 4, false },      { "qwen", "qwen3_next", 6, false } };
 enum { MODELS = sizeof models / sizeof *models, STEPS = 3 };
 
 static world_options options(int kind)
@@ -216,6 +215,116 @@ static int64_t device_bytes(const model *m, world_options o, int64_t segment_byt
     return bytes;
 }
 
+/* ---- generation ------------------------------------------------------------------------------ */
+
+enum { PROMPT = 7, SEQUENCE = 20 };
+
+static world_options generating(int kind)
+{
+    world_options o = { .plugin = models[kind].plugin, .manifest = models[kind].manifest };
+    o.request.context = SEQUENCE;
+    return o;
+}
+
+/* Logits of every token of a sequence: a prompt, then one token at a time. */
+static void generate(world *w, float *ret)
+{
+    step_batch *b = world_batch(5, 1, SEQUENCE, 1, WORLD_VOCAB);
+    const int32_t *ids = b->micro[0].ids;
+    float last[WORLD_VOCAB];
+    if (engine_generate(w->e, ids, PROMPT, 0, last, ret) < 0)
+        world_fail("engine_generate");
+    for (int64_t t = PROMPT; t < SEQUENCE; t++)
+        if (engine_generate(w->e, ids + t, 1, t, ret + t * WORLD_VOCAB, NULL) < 0)
+            world_fail("engine_generate");
+    world_batch_free(b);
+}
+
+static void segmented_generation_equals_whole(void)
+{
+    static float want[SEQUENCE * WORLD_VOCAB], got[SEQUENCE * WORLD_VOCAB];
+    for (int kind = 0; kind < MODELS; kind++)
+        for (int mode = 0; mode < 4; mode++) {
+            world_options o = generating(kind);
+            world w;
+            o.request.compute = mode & 1 ? MT_BF16 : MT_F32;
+            world_open(&o, &w);
+            generate(&w, want);
+            world_close(&w);
+            o.serial = mode == 0;
+            o.chaos = mode == 0 ? 0 : (uint64_t)mode;
+            o.request.segment_bytes = mode & 2 ? 24 << 10 : 1;
+            o.request.weight_buffers = mode == 3 ? 4 : 2;
+            world_open(&o, &w);
+            for (int again = 0; again < 2; again++) {
+                generate(&w, got);
+                CHECK(memcmp(got, want, sizeof got) == 0, "%s mode %d, time %d",
+                      models[kind].manifest, mode, again);
+            }
+            step_batch *b = world_batch(8, 1, SEQUENCE, 2, WORLD_VOCAB);
+            CHECK(isfinite(world_loss(&w, b)), "an evaluation in between");
+            world_batch_free(b);
+            generate(&w, got);
+            CHECK(memcmp(got, want, sizeof got) == 0, "%s mode %d, after an evaluation",
+                  models[kind].manifest, mode);
+            world_close(&w);
+        }
+}
+
+/* Bytes of weights that the decoding of a second token fetches. */
+static int64_t decoding_fetches(world_options o)
+{
+    const int32_t id = 3;
+    float last[WORLD_VOCAB];
+    world w;
+    o.serial = true;
+    world_open(&o, &w);
+    if (engine_generate(w.e, &id, 1, 0, last, NULL) < 0)
+        world_fail("engine_generate");
+    int64_t before = w.e->traffic.in_bytes;
+    if (engine_generate(w.e, &id, 1, 1, last, NULL) < 0)
+        world_fail("engine_generate");
+    int64_t bytes = w.e->traffic.in_bytes - before;
+    world_close(&w);
+    return bytes;
+}
+
+/* A token takes two of each of two layers' eight experts. */
+static void decoding_fetches_the_experts_it_needs(void)
+{
+    world_options o = generating(0);
+    const int64_t expert = 3 * 32 * 24 * 4;
+    int64_t whole = decoding_fetches(o);
+    o.request.segment_bytes = 1;
+    int64_t cut = decoding_fetches(o);
+    CHECK(whole - cut == 2 * 6 * expert, "%lld bytes, %lld in segments", (long long)whole,
+          (long long)cut);
+}
+
+static void generation_is_cut_where_it_does_not_fit(void)
+{
+    world_options o = generating(0);
+    world w;
+    plan *p = NULL;
+    world_model(&o, &w);
+    int64_t whole = device_bytes(w.m, o, 0), finest = device_bytes(w.m, o, 1);
+    CHECK(finest < whole, "%lld %lld", (long long)finest, (long long)whole);
+    o.request.device_limit = (whole + finest) / 2;
+    CHECK(world_plan(&o, w.m, &p) == MT_ERR_NOMEM);
+    o.request.segment_bytes = PLAN_AUTO;
+    o.request.weight_buffers = PLAN_AUTO;
+    CHECK(world_plan(&o, w.m, &p) == MT_OK, "%s", status_text());
+    CHECK(p && p->tpl[1]->n_segments > 1 && p->tier_bytes[PLAN_DEVICE] <= o.request.device_limit);
+    plan_destroy(p);
+    o.request.device_limit = 0;
+    CHECK(world_plan(&o, w.m, &p) == MT_OK && p->segment_bytes == 0 &&
+          p->weight_buffers == w.m->n_units);
+    plan_destroy(p);
+    world_close(&w);
+}
+
+/* ---- the plan -------------------------------------------------------------------------------- */
+
 static void a_limit_is_met_by_segments(void)
 {
     world_options o = options(0);
@@ -326,6 +435,9 @@ int main(void)
     RUN(segmented_equals_whole);
     RUN(two_of_eight_experts);
     RUN(experts_without_tokens_are_not_fetched);
+    RUN(segmented_generation_equals_whole);
+    RUN(decoding_fetches_the_experts_it_needs);
+    RUN(generation_is_cut_where_it_does_not_fit);
     RUN(a_limit_is_met_by_segments);
     RUN(segments_make_room_for_activations);
     RUN(dense_models_stay_whole);
