@@ -7,14 +7,12 @@
  *
  *     bench-adamw PLUGIN.so [MILLIONS OF PARAMETERS [THREADS]]
  */
-#include <megatrain/optim.h>
-#include <megatrain/plugin.h>
+#include "plugin.h"
 
-#include <dlfcn.h>
+#include <megatrain/optim.h>
+
 #include <pthread.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -181,15 +179,6 @@ static void measure(bench *b, int threads)
 
 /* ---- the plugin ----------------------------------------------------------------------------- */
 
-static void set_error(const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    vfprintf(stderr, fmt, args);
-    va_end(args);
-    fputc('\n', stderr);
-}
-
 static bool has_nothing(const mt_config *c, const char *key)
 {
     (void)c;
@@ -199,24 +188,12 @@ static bool has_nothing(const mt_config *c, const char *key)
 
 static bool load(const char *path, bench *b)
 {
-    static const mt_host host = { .struct_size = sizeof host,
-                                  .abi_major = MT_ABI_MAJOR,
-                                  .abi_minor = MT_ABI_MINOR,
-                                  .set_error = set_error };
     static const mt_config defaults = { .struct_size = sizeof defaults, .has = has_nothing };
-    const mt_plugin *(*entry)(uint32_t, uint32_t) = NULL;
-    void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (so)
-        *(void **)&entry = dlsym(so, MT_PLUGIN_ENTRY);
-    if (!entry) {
-        fprintf(stderr, "bench-adamw: %s\n", dlerror());
-        return false;
-    }
-    const mt_plugin *plugin = entry(MT_ABI_MAJOR, MT_ABI_MINOR);
-    if (!plugin || plugin->init(&host) != MT_OK)
-        return false;
-    b->table = plugin->get_interface(MT_OPTIM_INTERFACE);
-    return b->table && b->table->create(&defaults, &b->optim) == MT_OK;
+    b->table = bench_interface(path, MT_OPTIM_INTERFACE);
+    if (b->table->create(&defaults, &b->optim) == MT_OK)
+        return true;
+    fprintf(stderr, "%s\n", bench_error());
+    return false;
 }
 
 int main(int argc, char **argv)

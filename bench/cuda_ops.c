@@ -9,11 +9,10 @@
  * (deterministic: false); where cuDNN has no plan, as its log says with MEGATRAIN_BENCH_LOG=1, all
  * are the own kernels.
  */
-#include <dlfcn.h>
+#include "plugin.h"
+
 #include <megatrain/backend.h>
-#include <megatrain/plugin.h>
-#include <stdio.h>
-#include <stdlib.h>
+
 #include <time.h>
 
 enum { HIDDEN = 3584, HEADS = 28, KV_HEADS = 4, DIM = 128, FFN = 18944, VOCAB = 152064 };
@@ -30,26 +29,6 @@ static const char *only;
 static void *buffer[MAX_BUFFERS];
 static int64_t buffer_bytes[MAX_BUFFERS];
 static int buffers;
-
-static void host_error(const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    vfprintf(stderr, fmt, args);
-    va_end(args);
-    fputc('\n', stderr);
-}
-
-static void host_log(mt_log_level level, const char *fmt, ...)
-{
-    if (level == MT_LOG_DEBUG && !getenv("MEGATRAIN_BENCH_LOG"))
-        return;
-    va_list args;
-    va_start(args, fmt);
-    vfprintf(stderr, fmt, args);
-    va_end(args);
-    fputc('\n', stderr);
-}
 
 static double now(void)
 {
@@ -483,21 +462,12 @@ static void close_device(void)
 
 int main(int argc, char **argv)
 {
-    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR,
-                                  host_error,  host_log,     NULL };
-    void *so = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
-    void *symbol = so ? dlsym(so, MT_PLUGIN_ENTRY) : NULL;
-    const mt_plugin *(*entry)(uint32_t, uint32_t) = NULL;
-    memcpy(&entry, &symbol, sizeof entry);
-    only = argc > 2 ? argv[2] : NULL;
-    if (!entry) {
+    if (argc < 2) {
         fprintf(stderr, "usage: bench-cuda-ops cuda.so [NAME]\n");
         return 2;
     }
-    const mt_plugin *p = entry(MT_ABI_MAJOR, MT_ABI_MINOR);
-    if (p->init(&host) != MT_OK)
-        return 1;
-    b = p->get_interface(MT_BACKEND_INTERFACE);
+    only = argc > 2 ? argv[2] : NULL;
+    b = bench_interface(argv[1], MT_BACKEND_INTERFACE);
     if (b->probe() != MT_OK)
         return SKIP;
     open_device("0");

@@ -7,13 +7,11 @@
  *
  *     bench-loader documents.so tokenizer.so TOKENIZER.json [MEGABYTES]
  */
-#include <megatrain/loader.h>
-#include <megatrain/plugin.h>
+#include "plugin.h"
 
-#include <dlfcn.h>
+#include <megatrain/loader.h>
+
 #include <ftw.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,27 +24,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ---- the host and a manifest ---------------------------------------------------------------- */
-
-static char error_text[1024];
-
-static void set_error(const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(error_text, sizeof error_text, fmt, args);
-    va_end(args);
-}
-
-static const char *get_error(void)
-{
-    return error_text;
-}
-
-static void write_log(mt_log_level level, const char *fmt, ...)
-{
-    (void)level, (void)fmt;
-}
+/* ---- a manifest ----------------------------------------------------------------------------- */
 
 typedef struct manifest {
     mt_config base;
@@ -85,30 +63,11 @@ static mt_status reject(const mt_config *c, const char *key, const char *fmt, ..
     (void)c;
     va_list args;
     va_start(args, fmt);
-    int n = snprintf(error_text, sizeof error_text, "%s: ", key);
-    vsnprintf(error_text + n, sizeof error_text - (size_t)n, fmt, args);
+    char text[512];
+    vsnprintf(text, sizeof text, fmt, args);
+    bench_set_error("%s: %s", key, text);
     va_end(args);
     return MT_ERR_INVALID;
-}
-
-static const void *load(const char *path, const char *interface)
-{
-    static const mt_host host = { .struct_size = sizeof host,
-                                  .abi_major = MT_ABI_MAJOR,
-                                  .abi_minor = MT_ABI_MINOR,
-                                  .set_error = set_error,
-                                  .log = write_log,
-                                  .error = get_error };
-    void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    const mt_plugin *(*entry)(uint32_t, uint32_t) = NULL;
-    if (so)
-        *(void **)&entry = dlsym(so, MT_PLUGIN_ENTRY);
-    const mt_plugin *p = entry ? entry(MT_ABI_MAJOR, MT_ABI_MINOR) : NULL;
-    if (!p || p->init(&host) != MT_OK) {
-        fprintf(stderr, "%s: %s\n", path, so ? "no plugin" : dlerror());
-        exit(1);
-    }
-    return p->get_interface(interface);
 }
 
 /* ---- data ----------------------------------------------------------------------------------- */
@@ -181,7 +140,7 @@ static void *open_stream(const bench *b, int64_t workers, double *ret_seconds)
     void *s = NULL;
     double start = now();
     if (b->data->open(&request, &s) != MT_OK) {
-        fprintf(stderr, "open: %s\n", error_text);
+        fprintf(stderr, "open: %s\n", bench_error());
         exit(1);
     }
     *ret_seconds = now() - start;
@@ -215,7 +174,7 @@ static void time_reading(const bench *b)
     double start = now();
     for (int64_t i = 0; i < documents; i++) {
         if (b->data->next(s, &doc) != MT_OK) {
-            fprintf(stderr, "next: %s\n", error_text);
+            fprintf(stderr, "next: %s\n", bench_error());
             exit(1);
         }
         read += doc.n;
@@ -235,11 +194,11 @@ int main(int argc, char **argv)
     }
     char folder[] = "/tmp/bench-loader-XXXXXX", file[64], cache[64];
     void *tokens = NULL;
-    bench b = { .data = load(argv[1], MT_DATA_INTERFACE),
-                .tokenizer = load(argv[2], MT_TOKENIZER_INTERFACE),
+    bench b = { .data = bench_interface(argv[1], MT_DATA_INTERFACE),
+                .tokenizer = bench_interface(argv[2], MT_TOKENIZER_INTERFACE),
                 .bytes = (int64_t)(argc > 4 ? atoi(argv[4]) : 16) * 1000000 };
     if (b.tokenizer->open(argv[3], &tokens) != MT_OK || !mkdtemp(folder)) {
-        fprintf(stderr, "%s: %s\n", argv[3], error_text);
+        fprintf(stderr, "%s: %s\n", argv[3], bench_error());
         return 1;
     }
     snprintf(file, sizeof file, "%s/a.jsonl", folder);

@@ -6,59 +6,13 @@
  *
  *     bench-tokenizer PLUGIN.so TOKENIZER.json [FILE]
  */
-#include <megatrain/loader.h>
-#include <megatrain/plugin.h>
+#include "plugin.h"
 
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include <megatrain/loader.h>
+
 #include <time.h>
 
 enum { DOCUMENT = 4000, ROUNDS = 5, WORDS = 4000, GENERATED = 4 << 20 };
-
-static void show_error(const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    vfprintf(stderr, fmt, args);
-    va_end(args);
-    fputc('\n', stderr);
-}
-
-static void show_log(mt_log_level level, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    fprintf(stderr, "%d: ", level);
-    vfprintf(stderr, fmt, args);
-    va_end(args);
-    fputc('\n', stderr);
-}
-
-static const char *no_error(void)
-{
-    return "";
-}
-
-static const mt_tokenizer *load(const char *path)
-{
-    static const mt_host host = { .struct_size = sizeof(mt_host),
-                                  .abi_major = MT_ABI_MAJOR,
-                                  .abi_minor = MT_ABI_MINOR,
-                                  .set_error = show_error,
-                                  .log = show_log,
-                                  .error = no_error };
-    void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    const mt_plugin *(*entry)(uint32_t, uint32_t) = NULL;
-    if (so)
-        *(void **)&entry = dlsym(so, MT_PLUGIN_ENTRY);
-    const mt_plugin *p = entry ? entry(MT_ABI_MAJOR, MT_ABI_MINOR) : NULL;
-    if (!p || p->init(&host) != MT_OK) {
-        fprintf(stderr, "%s: %s\n", path, so ? "no plugin" : dlerror());
-        exit(1);
-    }
-    return p->get_interface(MT_TOKENIZER_INTERFACE);
-}
 
 /* ---- text ----------------------------------------------------------------------------------- */
 
@@ -149,12 +103,14 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench-tokenizer PLUGIN.so TOKENIZER.json [FILE]\n");
         return 2;
     }
-    const mt_tokenizer *iface = load(argv[1]);
+    const mt_tokenizer *iface = bench_interface(argv[1], MT_TOKENIZER_INTERFACE);
     void *t = NULL;
     int64_t n, tokens = 0;
     double best = 1e9, start = seconds();
-    if (iface->open(argv[2], &t) != MT_OK)
+    if (iface->open(argv[2], &t) != MT_OK) {
+        fprintf(stderr, "%s\n", bench_error());
         return 1;
+    }
     double opened = seconds() - start;
     char *text = argc > 3 ? read_file(argv[3], &n) : generate(&n);
     for (int i = 0; i < ROUNDS; i++) {

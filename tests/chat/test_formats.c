@@ -496,7 +496,7 @@ int main(int argc, char **argv)
 {
     if (argc != 3)
         return 2;
-    interface = support_interface(argv[1], MT_CHAT_INTERFACE);
+    interface = plugin_interface(argv[1], MT_CHAT_INTERFACE);
     fixtures = argv[2];
     dialogues = fixture_read(fixtures, "dialogues");
     RUN(templates);

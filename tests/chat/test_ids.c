@@ -121,8 +121,8 @@ int main(int argc, char **argv)
     char folder[64];
     if (argc != 4)
         return 2;
-    interface = support_interface(argv[1], MT_CHAT_INTERFACE);
-    tokenizer = support_interface(argv[2], MT_TOKENIZER_INTERFACE);
+    interface = plugin_interface(argv[1], MT_CHAT_INTERFACE);
+    tokenizer = plugin_interface(argv[2], MT_TOKENIZER_INTERFACE);
     fixtures = argv[3];
     dialogues = fixture_read(fixtures, "dialogues");
     support_enter(folder);

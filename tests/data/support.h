@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the tests of this folder share: loading a plugin by its path, a configuration made of
+ * What the tests of this folder share: a configuration made of
  * "key", "value" pairs, temporary folders and small files.
  */
 #ifndef TEST_DATA_SUPPORT_H
@@ -9,45 +9,12 @@
 #include "../../core/base/log.h"
 #include "../../core/base/status.h"
 #include "../check.h"
+#include "../plugin.h"
 
-#include <dlfcn.h>
 #include <ftw.h>
 #include <megatrain/loader.h>
-#include <megatrain/plugin.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static inline void support_set_error(const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    status_vset(MT_ERR_INVALID, fmt, args);
-    va_end(args);
-}
-
-static inline void support_log(mt_log_level level, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    log_vwrite(level, fmt, args);
-    va_end(args);
-}
-
-static inline const void *support_interface(const char *path, const char *id)
-{
-    static const mt_host host = { sizeof(mt_host),   MT_ABI_MAJOR, MT_ABI_MINOR,
-                                  support_set_error, support_log,  status_text };
-    void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    const mt_plugin *(*entry)(uint32_t, uint32_t) = NULL;
-    if (so)
-        *(void **)&entry = dlsym(so, MT_PLUGIN_ENTRY);
-    const mt_plugin *p = entry ? entry(MT_ABI_MAJOR, MT_ABI_MINOR) : NULL;
-    if (!p || p->init(&host) != MT_OK) {
-        fprintf(stderr, "%s: %s\n", path, so ? "no plugin" : dlerror());
-        exit(1);
-    }
-    return p->get_interface(id);
-}
 
 /* ---- a configuration: NULL-terminated "key", "value" pairs; lists as "key.0", "key.1" -------- */
 

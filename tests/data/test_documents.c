@@ -498,7 +498,7 @@ int main(int argc, char **argv)
 {
     if (argc != 2)
         return 2;
-    d = support_interface(argv[1], MT_DATA_INTERFACE);
+    d = plugin_interface(argv[1], MT_DATA_INTERFACE);
     RUN(formats);
     RUN(arrays_and_lines);
     RUN(text_files);

@@ -237,9 +237,9 @@ int main(int argc, char **argv)
 {
     if (argc != 5)
         return 2;
-    d = support_interface(argv[1], MT_DATA_INTERFACE);
-    tokenizer = support_interface(argv[2], MT_TOKENIZER_INTERFACE);
-    chat = support_interface(argv[3], MT_CHAT_INTERFACE);
+    d = plugin_interface(argv[1], MT_DATA_INTERFACE);
+    tokenizer = plugin_interface(argv[2], MT_TOKENIZER_INTERFACE);
+    chat = plugin_interface(argv[3], MT_CHAT_INTERFACE);
     fixtures = argv[4];
     log_set_level(MT_LOG_ERROR);
     RUN(text);

@@ -628,7 +628,7 @@ int main(int argc, char **argv)
 {
     if (argc != 2)
         return 2;
-    d = support_interface(argv[1], MT_DATA_INTERFACE);
+    d = plugin_interface(argv[1], MT_DATA_INTERFACE);
     RUN(shuffling);
     RUN(splits_and_ranks);
     RUN(validation_files);

@@ -633,7 +633,7 @@ int main(int argc, char **argv)
 {
     if (argc != 2)
         return 2;
-    format = support_interface(argv[1], MT_WEIGHTS_INTERFACE);
+    format = plugin_interface(argv[1], MT_WEIGHTS_INTERFACE);
     RUN(every_layout);
     RUN(resume);
     RUN(export_every_layout);

@@ -243,7 +243,7 @@ int main(int argc, char **argv)
 {
     if (argc != 2)
         return 2;
-    w = support_interface(argv[1], MT_WEIGHTS_INTERFACE);
+    w = plugin_interface(argv[1], MT_WEIGHTS_INTERFACE);
     RUN(mxfp4);
     RUN(fp8_blocks);
     RUN(fp8_shapes);

@@ -405,7 +405,7 @@ int main(int argc, char **argv)
 {
     if (argc != 2)
         return 2;
-    w = support_interface(argv[1], MT_WEIGHTS_INTERFACE);
+    w = plugin_interface(argv[1], MT_WEIGHTS_INTERFACE);
     RUN(round_trip);
     RUN(empty_sets_and_tensors);
     RUN(shards);

@@ -398,8 +398,8 @@ int main(int argc, char **argv)
 {
     if (argc != 2)
         return 2;
-    d = support_interface(argv[1], MT_DATA_INTERFACE);
-    tokens = support_interface(argv[1], MT_TOKENIZER_INTERFACE);
+    d = plugin_interface(argv[1], MT_DATA_INTERFACE);
+    tokens = plugin_interface(argv[1], MT_TOKENIZER_INTERFACE);
     RUN(every_token_is_a_target_once);
     RUN(separators);
     RUN(shuffling);

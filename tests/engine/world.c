@@ -4,12 +4,10 @@
  */
 #include "world.h"
 
+#include "../plugin.h"
 #include "core/base/log.h"
 #include "core/base/status.h"
 
-#include <megatrain/plugin.h>
-
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,38 +21,15 @@ void world_fail(const char *what)
 
 /* ---- backend --------------------------------------------------------------------------------- */
 
-static void set_error(const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    status_vset(MT_ERR_INTERNAL, fmt, args);
-    va_end(args);
-}
-
 int32_t world_threads = 2;
-
-/* The interface of a plugin of the build tree. */
-static const void *load_plugin(const char *path, const char *interface)
-{
-    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR,
-                                  set_error,   log_write,    status_text };
-    void *so = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
-    void *symbol = so ? dlsym(so, MT_PLUGIN_ENTRY) : NULL;
-    const mt_plugin *(*entry)(uint32_t, uint32_t);
-    memcpy(&entry, &symbol, sizeof entry);
-    const mt_plugin *p = symbol ? entry(MT_ABI_MAJOR, MT_ABI_MINOR) : NULL;
-    if (!p || p->init(&host) < 0)
-        world_fail(path ? path : "no plugin is named");
-    return p->get_interface(interface);
-}
 
 const mt_backend *world_backend(void **ret_device)
 {
     static const mt_backend *backend;
     static void *device;
     if (!backend) {
-        backend = load_plugin(getenv("MT_TEST_CPU_PLUGIN"), MT_BACKEND_INTERFACE);
-        if (!backend || backend->open(0, world_threads, &device) < 0)
+        backend = plugin_interface(getenv("MT_TEST_CPU_PLUGIN"), MT_BACKEND_INTERFACE);
+        if (backend->open(0, world_threads, &device) < 0)
             world_fail("cannot open the CPU device");
     }
     *ret_device = device;
@@ -200,9 +175,9 @@ static void open_manifest(const world_options *o, world *ret)
     char path[1024];
     *ret = (world){ 0 };
     snprintf(path, sizeof path, "%s/%s.so", plugins ? plugins : ".", o->plugin);
-    const mt_arch *arch = load_plugin(path, MT_ARCH_INTERFACE);
+    const mt_arch *arch = plugin_interface(path, MT_ARCH_INTERFACE);
     snprintf(path, sizeof path, "%s/%s.yaml", models ? models : ".", o->manifest);
-    if (!arch || model_source_open(path, &ret->source) < 0 ||
+    if (model_source_open(path, &ret->source) < 0 ||
         model_create(arch, ret->source.hyper, &ret->m) < 0)
         world_fail(path);
 }

@@ -4,12 +4,10 @@
  */
 #include "zoo.h"
 
+#include "../plugin.h"
 #include "core/base/log.h"
 #include "core/base/status.h"
 
-#include <megatrain/plugin.h>
-
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -410,33 +408,12 @@ const zoo_entry *zoo_find(const char *name)
     return z;
 }
 
-static void set_error(const char *fmt, ...) MT_PRINTF(1, 2);
-static void set_error(const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    status_vset(MT_ERR_INVALID, fmt, args);
-    va_end(args);
-}
-
 const mt_backend *zoo_backend(void **ret_device)
 {
-    static const mt_host host = { sizeof host, MT_ABI_MAJOR, MT_ABI_MINOR,
-                                  set_error,   log_write,    status_text };
-    const char *path = getenv("MT_TEST_CPU_PLUGIN");
-    void *so = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
-    const mt_plugin *(*entry)(uint32_t, uint32_t);
-    if (so) {
-        void *symbol = dlsym(so, MT_PLUGIN_ENTRY);
-        memcpy(&entry, &symbol, sizeof entry);
-        const mt_plugin *p = symbol ? entry(MT_ABI_MAJOR, MT_ABI_MINOR) : NULL;
-        if (p && p->init(&host) == MT_OK) {
-            const mt_backend *b = p->get_interface(MT_BACKEND_INTERFACE);
-            if (b && b->open(0, 2, ret_device) == MT_OK)
-                return b;
-        }
+    const mt_backend *b = plugin_interface(getenv("MT_TEST_CPU_PLUGIN"), MT_BACKEND_INTERFACE);
+    if (b->open(0, 2, ret_device) != MT_OK) {
+        fprintf(stderr, "cannot open the CPU device: %s\n", status_text());
+        exit(1);
     }
-    fprintf(stderr, "cannot open the CPU backend '%s': %s\n",
-            path ? path : "(MT_TEST_CPU_PLUGIN unset)", so ? status_text() : dlerror());
-    exit(1);
+    return b;
 }

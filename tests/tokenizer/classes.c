@@ -108,7 +108,7 @@ int main(int argc, char **argv)
 {
     if (argc != 3)
         return 2;
-    iface = support_interface(argv[1], MT_TOKENIZER_INTERFACE);
+    iface = plugin_interface(argv[1], MT_TOKENIZER_INTERFACE);
     fixtures = argv[2];
     RUN(matches_every_character);
     return check_done();

@@ -516,7 +516,7 @@ int main(int argc, char **argv)
 {
     if (argc != 3)
         return 2;
-    iface = support_interface(argv[1], MT_TOKENIZER_INTERFACE);
+    iface = plugin_interface(argv[1], MT_TOKENIZER_INTERFACE);
     fixtures = argv[2];
     RUN(names_what_is_wrong);
     RUN(names_stages_that_are_wrong);

@@ -167,7 +167,7 @@ int main(int argc, char **argv)
     char path[4096];
     if (argc != 4)
         return 2;
-    iface = support_interface(argv[1], MT_TOKENIZER_INTERFACE);
+    iface = plugin_interface(argv[1], MT_TOKENIZER_INTERFACE);
     folder = argv[2];
     style = argv[3];
     snprintf(path, sizeof path, "%s/%s.json", folder, style);
