@@ -79,11 +79,7 @@ typedef struct cpu_op {
 enum { CPU_ROWS_PER_TASK = 64 };
 
 /* One table entry per file in ops/. */
-extern const cpu_op cpu_op_embedding, cpu_op_linear, cpu_op_attention, cpu_op_linear_cross_entropy;
-extern const cpu_op cpu_op_rmsnorm, cpu_op_rope, cpu_op_act, cpu_op_glu, cpu_op_add, cpu_op_mul,
-    cpu_op_scale;
-extern const cpu_op cpu_op_router, cpu_op_dispatch, cpu_op_grouped_linear, cpu_op_combine,
-    cpu_op_balance_loss, cpu_op_slice, cpu_op_concat;
-extern const cpu_op cpu_op_causal_conv, cpu_op_log_decay, cpu_op_gated_delta;
+#define CPU_OP_DECLARE(id) extern const cpu_op cpu_op_##id;
+MT_OPERATIONS(CPU_OP_DECLARE)
 
 #endif

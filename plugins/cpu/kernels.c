@@ -4,57 +4,29 @@
  */
 #include "device.h"
 
-/* Every operation of the backend. The macros below make one mt_kernel of each. */
-#define CPU_OPS(X)                                                                                 \
-    X(embedding)                                                                                   \
-    X(linear)                                                                                      \
-    X(rmsnorm)                                                                                     \
-    X(rope)                                                                                        \
-    X(act)                                                                                         \
-    X(glu)                                                                                         \
-    X(add)                                                                                         \
-    X(mul)                                                                                         \
-    X(scale)                                                                                       \
-    X(slice)                                                                                       \
-    X(concat)                                                                                      \
-    X(router)                                                                                      \
-    X(dispatch)                                                                                    \
-    X(grouped_linear)                                                                              \
-    X(balance_loss)                                                                                \
-    X(causal_conv)                                                                                 \
-    X(log_decay)                                                                                   \
-    X(gated_delta)                                                                                 \
-    X(combine)                                                                                     \
-    X(attention)                                                                                   \
-    X(linear_cross_entropy)
+#include <megatrain/kernels.h>
 
-#define OP_FUNCTIONS(id)                                                                           \
-    static void forward_##id(void *device, void *queue, const mt_op_call *c)                       \
-    {                                                                                              \
-        (void)device;                                                                              \
-        cpu_enqueue_op(queue, &cpu_op_##id, c, false);                                             \
-    }                                                                                              \
-    static void backward_##id(void *device, void *queue, const mt_op_call *c)                      \
-    {                                                                                              \
-        (void)device;                                                                              \
-        cpu_enqueue_op(queue, &cpu_op_##id, c, true);                                              \
-    }                                                                                              \
-    static int64_t workspace_##id(const void *device, const mt_op_call *c, bool backward)          \
-    {                                                                                              \
-        return cpu_op_work(device, &cpu_op_##id, c, backward);                                     \
-    }
+static void run_kernel(void *device, void *queue, const char *name, const cpu_op *op,
+                       const mt_op_call *call, bool backward)
+{
+    (void)device, (void)name;
+    cpu_enqueue_op(queue, op, call, backward);
+}
 
-#define OP_KERNEL(id) { sizeof(mt_kernel), 0, #id, forward_##id, backward_##id, workspace_##id },
+static int64_t kernel_workspace(const void *device, const cpu_op *op, const mt_op_call *call,
+                                bool backward)
+{
+    return cpu_op_work(device, op, call, backward);
+}
 
-CPU_OPS(OP_FUNCTIONS)
+#define MT_KERNEL_OP(id) &cpu_op_##id
 
-static const mt_kernel kernels[] = { CPU_OPS(OP_KERNEL) };
+MT_OPERATIONS(MT_KERNEL_FUNCTIONS)
+
+static const mt_kernel kernels[] = { MT_OPERATIONS(MT_KERNEL_ENTRY) };
 
 const mt_kernel *cpu_kernel(const void *device, const char *op)
 {
     (void)device;
-    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
-        if (strcmp(kernels[i].op, op) == 0)
-            return &kernels[i];
-    return NULL;
+    return mt_kernel_find(kernels, sizeof kernels / sizeof *kernels, op);
 }

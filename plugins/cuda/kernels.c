@@ -4,32 +4,10 @@
  */
 #include "cuda.h"
 
-/* Every operation of the backend. The macros below make one mt_kernel of each. */
-#define CUDA_OPS(X)                                                                                \
-    X(embedding)                                                                                   \
-    X(linear)                                                                                      \
-    X(rmsnorm)                                                                                     \
-    X(rope)                                                                                        \
-    X(act)                                                                                         \
-    X(glu)                                                                                         \
-    X(add)                                                                                         \
-    X(mul)                                                                                         \
-    X(scale)                                                                                       \
-    X(attention)                                                                                   \
-    X(linear_cross_entropy)                                                                        \
-    X(router)                                                                                      \
-    X(dispatch)                                                                                    \
-    X(grouped_linear)                                                                              \
-    X(balance_loss)                                                                                \
-    X(causal_conv)                                                                                 \
-    X(log_decay)                                                                                   \
-    X(gated_delta)                                                                                 \
-    X(combine)                                                                                     \
-    X(slice)                                                                                       \
-    X(concat)
+#include <megatrain/kernels.h>
 
-static void run(cuda_device *d, cuda_queue *q, const char *name, const cuda_op *op,
-                const mt_op_call *c, bool backward)
+static void run_kernel(cuda_device *d, cuda_queue *q, const char *name, const cuda_op *op,
+                       const mt_op_call *c, bool backward)
 {
     int64_t need = op->workspace ? op->workspace(d, c, backward) : 0;
     cuda_use(d);
@@ -42,38 +20,21 @@ static void run(cuda_device *d, cuda_queue *q, const char *name, const cuda_op *
     cuda_launched(d, name);
 }
 
-static int64_t planned_work(const cuda_device *d, const cuda_op *op, const mt_op_call *c,
-                            bool backward)
+static int64_t kernel_workspace(const cuda_device *d, const cuda_op *op, const mt_op_call *c,
+                                bool backward)
 {
     cuda_work_fn *fn = op->plan ? op->plan : op->workspace;
     return fn ? fn(d, c, backward) : 0;
 }
 
-#define OP_FUNCTIONS(id)                                                                           \
-    static void forward_##id(void *device, void *queue, const mt_op_call *c)                       \
-    {                                                                                              \
-        run(device, queue, #id, &cuda_op_##id, c, false);                                          \
-    }                                                                                              \
-    static void backward_##id(void *device, void *queue, const mt_op_call *c)                      \
-    {                                                                                              \
-        run(device, queue, #id, &cuda_op_##id, c, true);                                           \
-    }                                                                                              \
-    static int64_t workspace_##id(const void *device, const mt_op_call *c, bool backward)          \
-    {                                                                                              \
-        return planned_work(device, &cuda_op_##id, c, backward);                                   \
-    }
+#define MT_KERNEL_OP(id) &cuda_op_##id
 
-#define OP_KERNEL(id) { sizeof(mt_kernel), 0, #id, forward_##id, backward_##id, workspace_##id },
+MT_OPERATIONS(MT_KERNEL_FUNCTIONS)
 
-CUDA_OPS(OP_FUNCTIONS)
-
-static const mt_kernel kernels[] = { CUDA_OPS(OP_KERNEL) };
+static const mt_kernel kernels[] = { MT_OPERATIONS(MT_KERNEL_ENTRY) };
 
 const mt_kernel *cuda_kernel(const void *device, const char *op)
 {
     (void)device;
-    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
-        if (strcmp(kernels[i].op, op) == 0)
-            return &kernels[i];
-    return NULL;
+    return mt_kernel_find(kernels, sizeof kernels / sizeof *kernels, op);
 }

@@ -30,19 +30,9 @@ mt_status op_elementwise(const mt_shape *in, uint32_t operands, mt_op_shape *ret
     return MT_OK;
 }
 
-static const mt_op_def *const ops[] = {
-    &op_act,         &op_add,
-    &op_attention,   &op_balance_loss,
-    &op_causal_conv, &op_combine,
-    &op_concat,      &op_dispatch,
-    &op_embedding,   &op_gated_delta,
-    &op_glu,         &op_grouped_linear,
-    &op_linear,      &op_linear_cross_entropy,
-    &op_log_decay,   &op_mul,
-    &op_rmsnorm,     &op_rope,
-    &op_router,      &op_scale,
-    &op_slice,       NULL,
-};
+#define ADDRESS(id) &op_##id,
+
+static const mt_op_def *const ops[] = { MT_OPERATIONS(ADDRESS) NULL };
 
 const mt_op_def *const *op_list(void)
 {

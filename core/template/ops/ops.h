@@ -7,10 +7,8 @@
 
 #include "../template.h"
 
-extern const mt_op_def op_act, op_add, op_attention, op_balance_loss, op_causal_conv, op_combine,
-    op_concat, op_dispatch, op_embedding, op_gated_delta, op_glu, op_grouped_linear, op_linear,
-    op_linear_cross_entropy, op_log_decay, op_mul, op_rmsnorm, op_rope, op_router, op_scale,
-    op_slice;
+#define OP_DECLARE(id) extern const mt_op_def op_##id;
+MT_OPERATIONS(OP_DECLARE)
 
 /* Writes the reason of a refusal and returns MT_ERR_INVALID. */
 mt_status op_refuse(char *error, size_t size, const char *fmt, ...) MT_PRINTF(3, 4);

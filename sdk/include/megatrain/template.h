@@ -655,6 +655,30 @@ typedef struct mt_op_shape {
     uint32_t reserved;
 } mt_op_shape;
 
+/* X(id) for every operation that graphs are made of. */
+#define MT_OPERATIONS(X)                                                                           \
+    X(act)                                                                                         \
+    X(add)                                                                                         \
+    X(attention)                                                                                   \
+    X(balance_loss)                                                                                \
+    X(causal_conv)                                                                                 \
+    X(combine)                                                                                     \
+    X(concat)                                                                                      \
+    X(dispatch)                                                                                    \
+    X(embedding)                                                                                   \
+    X(gated_delta)                                                                                 \
+    X(glu)                                                                                         \
+    X(grouped_linear)                                                                              \
+    X(linear)                                                                                      \
+    X(linear_cross_entropy)                                                                        \
+    X(log_decay)                                                                                   \
+    X(mul)                                                                                         \
+    X(rmsnorm)                                                                                     \
+    X(rope)                                                                                        \
+    X(router)                                                                                      \
+    X(scale)                                                                                       \
+    X(slice)
+
 /* An operation. Everything about it that the core needs to know; kernels come from the backends
  * (backend.h), which find them by `name`. */
 typedef struct mt_op_def {
