@@ -89,7 +89,7 @@ static const run_key keys[] = {
     { "train", "router_bias_update_rate", RUN_KEY_FLOAT, "0", RANGE(0, 1),
       FIELD(router_bias_update_rate),
       .doc = "How far a router's correction bias moves after each step towards experts with fewer "
-             "tokens than the mean (DeepSeek V3: 0.001); 0: not at all." },
+             "tokens than the mean (0.001 is usual); 0: not at all." },
     { "train", "eval_steps", RUN_KEY_INT, "0", RANGE(0, MOST), FIELD(eval_steps),
       .doc = "Steps between evaluations; 0: none before the end." },
     { "train", "eval_batches", RUN_KEY_INT, "0", RANGE(0, MOST), FIELD(eval_batches),
