@@ -54,21 +54,16 @@ static mt_status update_range(engine *e, const work *w, int64_t first, int64_t n
     return e->optim->update(e->optim_state, &up);
 }
 
-static float widened(uint16_t bits)
-{
-    return mt_bf16_to_f32(bits);
-}
-
 void pool_widen(const engine *e, float *dst, const void *src, int64_t n, bool add)
 {
     const float *x = src;
     const uint16_t *h = src;
     if (e->l.grad_size == 2 && add)
         for (int64_t i = 0; i < n; i++)
-            dst[i] += widened(h[i]);
+            dst[i] += mt_bf16_to_f32(h[i]);
     else if (e->l.grad_size == 2)
         for (int64_t i = 0; i < n; i++)
-            dst[i] = widened(h[i]);
+            dst[i] = mt_bf16_to_f32(h[i]);
     else if (add)
         for (int64_t i = 0; i < n; i++)
             dst[i] += x[i];
