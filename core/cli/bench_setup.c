@@ -46,7 +46,7 @@ static bool parse_tokens(const char *text, size_t n, int64_t *ret)
     return end == text + n;
 }
 
-int bench_parse_sizes(const cli_command *self, const char *list, bench_sizes *ret)
+static int parse_sizes(const cli_command *self, const char *list, bench_sizes *ret)
 {
     while (*list) {
         size_t n = strcspn(list, ",");
@@ -70,9 +70,21 @@ static bool begins_with_one(const char *text, const char *const *keys)
     return false;
 }
 
-int bench_check_words(const cli_command *self, char **words, int n, const char *const *keys,
-                      const char *names)
+/* "device, memory.* and optimizer.*" of "device=", "memory.", "optimizer.". */
+static void list_keys(const char *const *keys, char *text, size_t size)
 {
+    size_t at = 0;
+    for (; *keys && at < size; keys++) {
+        size_t n = strlen(*keys) - 1;
+        const char *before = at == 0 ? "" : keys[1] ? ", " : " and ";
+        at += (size_t)snprintf(text + at, size - at, "%s%.*s%s", before, (int)n, *keys,
+                               (*keys)[n] == '.' ? ".*" : "");
+    }
+}
+
+static int check_words(const cli_command *self, char **words, int n, const char *const *keys)
+{
+    char names[512] = "";
     if (n < 1)
         return cli_usage(self, "which model? name a model manifest or a model folder");
     for (int i = 1; i < n; i++) {
@@ -80,16 +92,18 @@ int bench_check_words(const cli_command *self, char **words, int n, const char *
         if (!words[i][key])
             return cli_usage(self, "'%s' is no override; write key=value, such as precision=bf16",
                              words[i]);
-        if (!begins_with_one(words[i], keys))
-            return cli_usage(self,
-                             "'%.*s' has no effect on a step; give --tokens and --document for its "
-                             "size, and of a run's keys %s",
-                             key, words[i], names);
+        if (begins_with_one(words[i], keys))
+            continue;
+        list_keys(keys, names, sizeof names);
+        return cli_usage(self,
+                         "'%.*s' has no effect on a step; give --tokens and --document for its "
+                         "size, and of a run's keys %s",
+                         key, words[i], names);
     }
     return CLI_GO_ON;
 }
 
-int bench_check_counts(const cli_command *self, int64_t steps, int64_t document)
+static int check_counts(const cli_command *self, int64_t steps, int64_t document)
 {
     if (steps < 1 || steps > 100000)
         return cli_usage(self, "--steps must be from 1 to 100000, not %lld", (long long)steps);
@@ -97,6 +111,17 @@ int bench_check_counts(const cli_command *self, int64_t steps, int64_t document)
         return cli_usage(self, "--document must be at least 2 tokens, not %lld",
                          (long long)document);
     return CLI_GO_ON;
+}
+
+int bench_parse(const cli_command *self, const cli_option *options, int argc, char **argv,
+                const char *const *keys, bench_request *r, int *ret_words)
+{
+    int rc = cli_parse(self, options, argc, argv, ret_words);
+    if (rc == CLI_GO_ON)
+        rc = check_words(self, argv, *ret_words, keys);
+    if (rc == CLI_GO_ON)
+        rc = parse_sizes(self, r->tokens, &r->sizes);
+    return rc == CLI_GO_ON ? check_counts(self, r->steps, r->document) : rc;
 }
 
 mt_status bench_read_words(char **words, int n, int64_t document, const char *fixed,

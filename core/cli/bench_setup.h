@@ -17,15 +17,34 @@ typedef struct bench_sizes {
     int32_t n;
 } bench_sizes;
 
-/* The next three return CLI_GO_ON, or the exit code of wrong usage that has been explained.
- *
- * Reads a list such as "8k,32k". */
-int bench_parse_sizes(const cli_command *self, const char *list, bench_sizes *ret);
-/* words[0] must be there; the others must be overrides of keys that begin with one of `keys`
- * (NULL-terminated), which the message calls `names`. */
-int bench_check_words(const cli_command *self, char **words, int n, const char *const *keys,
-                      const char *names);
-int bench_check_counts(const cli_command *self, int64_t steps, int64_t document);
+/* What the command line asks for. */
+typedef struct bench_request {
+    const char *tokens; /* as given */
+    bench_sizes sizes;
+    int64_t steps, document; /* document 0: not given */
+    const char *json;        /* NULL: no file */
+    cli_list dirs;
+} bench_request;
+
+#define BENCH_DEFAULTS                                                                             \
+    {                                                                                              \
+        .tokens = "8k,32k", .steps = 3                                                             \
+    }
+
+/* Entries of the option table. */
+#define BENCH_OPTIONS(r)                                                                           \
+    { "tokens", CLI_TEXT, &(r)->tokens, "LIST", "tokens of a step, several sizes (8k,32k)" },      \
+        { "steps", CLI_INT, &(r)->steps, "N", "timed steps of each size, after one more (3)" },    \
+        { "document", CLI_INT, &(r)->document, "TOKENS",                                           \
+          "length of documents (1024, or the positions)" },                                        \
+        { "json", CLI_TEXT, &(r)->json, "FILE", "write the figures as JSON as well" },             \
+        CLI_PLUGIN_DIR(&(r)->dirs)
+
+/* Reads the command line, into `r` by `options`; words[0] is the model, the other words must be
+ * overrides of keys that begin with one of `keys` (NULL-terminated: "seed=", "memory."). Returns
+ * CLI_GO_ON, or the exit code of a command that is over. */
+int bench_parse(const cli_command *self, const cli_option *options, int argc, char **argv,
+                const char *const *keys, bench_request *r, int *ret_words);
 
 /* The run manifest of a model, words[0], with documents of `document` tokens, 0: BENCH_DOCUMENT.
  * Overrides: first `fixed` (NULL: none), then the other words. */

@@ -16,12 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-typedef struct request {
-    bench_sizes sizes;
-    int64_t steps, document;
-    const char *trace;
-} request;
-
 /* Keys of a run manifest that change how a step runs. */
 static const char *const keys[] = { "device=",
                                     "precision=",
@@ -34,10 +28,6 @@ static const char *const keys[] = { "device=",
                                     "train.micro_batch_size=",
                                     "train.learning_rate=",
                                     NULL };
-static const char key_names[] =
-    "device, precision, threads, seed, deterministic, train.max_grad_norm, train.micro_batch_size, "
-    "train.learning_rate, memory.* and optimizer.*";
-
 /* ---- steps ----------------------------------------------------------------------------------- */
 
 /* The engine of a size, on a store that has values. */
@@ -144,7 +134,8 @@ static mt_status measure(session *s, const run_manifest *run, const char *trace,
     return st;
 }
 
-static mt_status bench(session *s, const run_manifest *run, const request *r, step_report *report)
+static mt_status bench(session *s, const run_manifest *run, const bench_request *r,
+                       const char *trace, step_report *report)
 {
     int32_t last = -1;
     mt_status st = MT_OK;
@@ -168,7 +159,7 @@ static mt_status bench(session *s, const run_manifest *run, const request *r, st
     for (int32_t i = 0; st == MT_OK && i < report->n; i++) {
         step_bench *b = &report->size[i];
         if (b->plan) {
-            st = measure(s, run, i == last ? r->trace : NULL, &step, b);
+            st = measure(s, run, i == last ? trace : NULL, &step, b);
             measured += st == MT_OK;
         }
         if (st == MT_ERR_NOMEM) {
@@ -196,45 +187,32 @@ static mt_status open_session(session *s, int64_t document, run_manifest *run)
 
 static int run_bench_step(const cli_command *self, int argc, char **argv)
 {
-    cli_list dirs = { 0 };
-    const char *tokens = "8k,32k", *json = NULL;
-    request r = { .steps = 3 };
-    const cli_option options[] = {
-        { "tokens", CLI_TEXT, &tokens, "LIST", "tokens of a step, several sizes (8k,32k)" },
-        { "steps", CLI_INT, &r.steps, "N", "timed steps of each size, after one more (3)" },
-        { "document", CLI_INT, &r.document, "TOKENS",
-          "length of documents (1024, or the positions)" },
-        { "json", CLI_TEXT, &json, "FILE", "write the figures as JSON as well" },
-        { "trace", CLI_TEXT, &r.trace, "FILE", "write a timeline of the last size" },
-        CLI_PLUGIN_DIR(&dirs),
-        { 0 }
-    };
-    int words = 0, rc = cli_parse(self, options, argc, argv, &words);
-    if (rc == CLI_GO_ON)
-        rc = bench_check_words(self, argv, words, keys, key_names);
-    if (rc == CLI_GO_ON)
-        rc = bench_parse_sizes(self, tokens, &r.sizes);
-    if (rc == CLI_GO_ON)
-        rc = bench_check_counts(self, r.steps, r.document);
+    const char *trace = NULL;
+    bench_request r = BENCH_DEFAULTS;
+    const cli_option options[] = { BENCH_OPTIONS(&r),
+                                   { "trace", CLI_TEXT, &trace, "FILE",
+                                     "write a timeline of the last size" },
+                                   { 0 } };
+    int words = 0, rc = bench_parse(self, options, argc, argv, keys, &r, &words);
     if (rc != CLI_GO_ON)
         return rc;
 
     session s = { 0 };
     run_manifest *run = NULL;
     step_report report = { .model = argv[0] };
-    mt_status st = cli_find_plugins(&dirs);
+    mt_status st = cli_find_plugins(&r.dirs);
     if (st == MT_OK)
         st = bench_read_words(argv, words, r.document, NULL, &run);
     if (st == MT_OK)
         st = open_session(&s, r.document, run);
     if (st == MT_OK)
-        st = report_check(json);
+        st = report_check(r.json);
     if (st == MT_OK) {
-        st = bench(&s, run, &r, &report);
-        if (json && report.n > 0 && (st == MT_OK || st == MT_ERR_NOMEM)) {
+        st = bench(&s, run, &r, trace, &report);
+        if (r.json && report.n > 0 && (st == MT_OK || st == MT_ERR_NOMEM)) {
             char text[2048];
             snprintf(text, sizeof text, "%s", status_text());
-            mt_status written = report_write(&report, json);
+            mt_status written = report_write(&report, r.json);
             if (st == MT_OK)
                 st = written;
             else
@@ -260,9 +238,10 @@ const cli_command cli_bench_step = {
         "updates, each beside what the machine can do at best. Sizes that do not fit are refused\n"
         "with the plan's reason. 8k is 8192 tokens, 131k is 131072.\n\n"
         "The keys are those of a run manifest that change how a step runs: device, precision,\n"
-        "threads, seed, train.max_grad_norm, train.micro_batch_size (documents of a micro-batch;\n"
-        "by default the plan's fastest of up to 8192 tokens), train.learning_rate, memory.* and\n"
-        "optimizer.*.",
+        "threads, seed, deterministic, train.max_grad_norm, train.micro_batch_size (documents of "
+        "a\n"
+        "micro-batch; by default the plan's fastest of up to 8192 tokens), train.learning_rate,\n"
+        "memory.* and optimizer.*.",
     .example = "example: a 7B model without clipping, everything in BF16\n"
                "  megatrain bench step arch/llama/models/llama-2-7b.yaml --tokens 8k,32k,131k \\\n"
                "      precision=bf16 train.max_grad_norm=0",

@@ -42,12 +42,6 @@ typedef struct unit_bench {
     int32_t n_sizes;
 } unit_bench;
 
-typedef struct request {
-    bench_sizes sizes;
-    int64_t steps, document;
-    const char *unit; /* name of a unit or of its template; NULL: one of each kind */
-} request;
-
 typedef struct report {
     const char *model_path;
     const session *s;
@@ -70,11 +64,6 @@ static const char *const keys[] = { "device=",
                                     "memory.gradient_dtype=",
                                     "train.micro_batch_size=",
                                     NULL };
-static const char key_names[] =
-    "device, precision, threads, seed, deterministic, train.micro_batch_size, memory.gpu, "
-    "memory.host, "
-    "memory.activations, memory.weight_buffers and memory.gradient_dtype";
-
 /* ---- an optimizer that takes gradients and leaves weights alone ------------------------------ */
 
 static uint32_t no_states(const void *optim, mt_state_spec *ret)
@@ -238,7 +227,8 @@ static mt_status bench_size(session *s, const run_manifest *run, int64_t steps, 
 }
 
 /* All sizes of one kind of layer, in a model of its own. */
-static mt_status bench_kind(session *s, const run_manifest *run, const request *r, unit_bench *b)
+static mt_status bench_kind(session *s, const run_manifest *run, const bench_request *r,
+                            unit_bench *b)
 {
     model *whole = s->model;
     char line[160];
@@ -399,12 +389,13 @@ static mt_status write_json(const report *r, const char *path)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-static mt_status bench(session *s, const run_manifest *run, const request *q, report *r)
+static mt_status bench(session *s, const run_manifest *run, const bench_request *q,
+                       const char *unit, report *r)
 {
     int32_t measured = 0;
     *r = (report){ r->model_path, s, run, s->model, NULL, 0 };
     s->optim = &no_optim;
-    mt_status st = choose_units(r, q->unit);
+    mt_status st = choose_units(r, unit);
     if (st != MT_OK)
         return st;
     print_head(r);
@@ -427,46 +418,33 @@ static mt_status bench(session *s, const run_manifest *run, const request *q, re
 
 static int run_bench_unit(const cli_command *self, int argc, char **argv)
 {
-    cli_list dirs = { 0 };
-    const char *tokens = "8k,32k", *json = NULL;
-    request q = { .steps = 3 };
-    const cli_option options[] = {
-        { "unit", CLI_TEXT, &q.unit, "NAME", "a unit or a kind of unit (one of each kind)" },
-        { "tokens", CLI_TEXT, &tokens, "LIST", "tokens of a step, several sizes (8k,32k)" },
-        { "steps", CLI_INT, &q.steps, "N", "timed steps of each size, after one more (3)" },
-        { "document", CLI_INT, &q.document, "TOKENS",
-          "length of documents (1024, or the positions)" },
-        { "json", CLI_TEXT, &json, "FILE", "write the figures as JSON as well" },
-        CLI_PLUGIN_DIR(&dirs),
-        { 0 }
-    };
-    int words = 0, rc = cli_parse(self, options, argc, argv, &words);
-    if (rc == CLI_GO_ON)
-        rc = bench_check_words(self, argv, words, keys, key_names);
-    if (rc == CLI_GO_ON)
-        rc = bench_parse_sizes(self, tokens, &q.sizes);
-    if (rc == CLI_GO_ON)
-        rc = bench_check_counts(self, q.steps, q.document);
+    const char *unit = NULL; /* name of a unit or of its template; NULL: one of each kind */
+    bench_request q = BENCH_DEFAULTS;
+    const cli_option options[] = { { "unit", CLI_TEXT, &unit, "NAME",
+                                     "a unit or a kind of unit (one of each kind)" },
+                                   BENCH_OPTIONS(&q),
+                                   { 0 } };
+    int words = 0, rc = bench_parse(self, options, argc, argv, keys, &q, &words);
     if (rc != CLI_GO_ON)
         return rc;
 
     session s = { 0 };
     run_manifest *run = NULL;
     report r = { .model_path = argv[0] };
-    mt_status st = cli_find_plugins(&dirs);
+    mt_status st = cli_find_plugins(&q.dirs);
     if (st == MT_OK)
         st = bench_read_words(argv, words, q.document, "train.max_grad_norm=0", &run);
     if (st == MT_OK)
         st = bench_open(&s, q.document, run);
     if (st == MT_OK)
-        st = report_check(json);
+        st = report_check(q.json);
     if (st == MT_OK) {
         run->groups = 1;
         run->segment_bytes = 0; /* times are those of a unit's one copy each way */
-        st = bench(&s, run, &q, &r);
+        st = bench(&s, run, &q, unit, &r);
     }
-    if (st == MT_OK && json)
-        st = write_json(&r, json);
+    if (st == MT_OK && q.json)
+        st = write_json(&r, q.json);
     rc = cli_exit(st);
     free(r.unit);
     session_close(&s);
@@ -485,12 +463,12 @@ const cli_command cli_bench_unit = {
         "the times of its forward and backward, of bringing its weights in and its gradients out,\n"
         "FLOP a second of what each token really uses, and the tokens a step from which the\n"
         "streaming is hidden. Beside that, how long the same FLOPs would take at the rate of the\n"
-        "device's best dense GEMM. Nothing of the rest of the model is in memory but the "
-        "embedding\n"
-        "and the head. Times are in milliseconds; 8k is 8192 tokens, 131k is 131072.\n\n"
+        "device's best dense GEMM. Nothing of the rest of the model is in memory but the\n"
+        "embedding and the head. Times are in milliseconds; 8k is 8192 tokens, 131k is 131072.\n\n"
         "The keys are those of a run manifest that change how a unit runs: device, precision,\n"
-        "threads, seed, train.micro_batch_size (documents of a micro-batch), memory.gpu,\n"
-        "memory.host, memory.activations, memory.weight_buffers and memory.gradient_dtype.",
+        "threads, seed, deterministic, train.micro_batch_size (documents of a micro-batch),\n"
+        "memory.gpu, memory.host, memory.activations, memory.weight_buffers and\n"
+        "memory.gradient_dtype.",
     .example = "example: the layers of Mixtral 8x7B\n"
                "  megatrain bench unit arch/mistral/models/mixtral-8x7b.yaml --tokens 8k,32k",
     .run = run_bench_unit,
