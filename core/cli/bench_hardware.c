@@ -73,6 +73,15 @@ static void print_compute(const hardware *h)
             printf(" %10.1f", a->any_order / one);
         printf("\n");
     }
+    if (h->n_scans > 0)
+        printf("\n%-34s %10s %10s             GFLOP/s\n", "gated delta rule", "forward",
+               "backward");
+    for (int32_t i = 0; i < h->n_scans; i++) {
+        const hardware_scan *s = &h->scan[i];
+        snprintf(name, sizeof name, "%s D%lld T%lld, %lld heads", mt_dtype_name(s->dtype),
+                 (long long)s->head_dim, (long long)s->document, (long long)s->v_heads);
+        printf("  %-32s %10.1f %10.1f\n", name, giga(s->forward), giga(s->backward));
+    }
 }
 
 static void print_hardware(const hardware *h)
@@ -144,7 +153,8 @@ const cli_command cli_bench_hardware = {
     .help =
         "Measures what training depends on: copies between host and device, host memory by one,\n"
         "half and all processors (a plain copy, and a stream that touches 28 bytes a parameter\n"
-        "as AdamW does), GEMMs and attention by the kernels that training runs, device memory,\n"
+        "as AdamW does), GEMMs, attention and the gated delta rule by the kernels that training "
+        "runs, device memory,\n"
         "and with --disk the disk of a folder, in a file of 1 GiB that is gone afterwards. Takes\n"
         "up to half a minute on a machine that does nothing else; one that does gives wrong\n"
         "figures.\n\n"

@@ -325,7 +325,7 @@ static void print_unit(const report *r, const unit_bench *b)
     double hidden = hidden_from(b);
     printf("\n%s: %d like %s, %s parameters, %.3f GFLOP a token forward\n", b->t->name, b->like,
            r->whole->units[b->unit].name, human_grouped(b->params).s,
-           b->t->gemm_flops_per_token * 1e-9);
+           (b->t->gemm_flops_per_token + b->t->scan_flops_per_token) * 1e-9);
     printf("  %10s %8s %10s %10s %10s %10s %11s %12s %9s\n", "tokens", "keeps", "forward",
            "backward", "in", "out", "all at GEMM", "TFLOP/s", "of GEMM");
     for (int32_t i = 0; i < b->n_sizes; i++)

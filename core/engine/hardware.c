@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Measuring a device: copies, GEMMs, attention and its own memory, all through the backend's
- * interface and the kernels that training runs.
+ * Measuring a device: copies, GEMMs, attention, recurrences and its own memory, all through the
+ * backend's interface and the kernels that training runs.
  */
 #include "hardware.h"
 
@@ -282,6 +282,29 @@ static mt_status measure_attentions(rig *r, mt_dtype dtype, int64_t edge, hardwa
     return st;
 }
 
+static mt_status measure_scan(rig *r, mt_dtype dtype, int64_t edge, hardware *h)
+{
+    int64_t document = r->options->quick ? 128 : 1024, heads = edge < 4096 ? 2 : 32;
+    const probe_recurrence q = { dtype,    edge > document ? edge : document,
+                                 document, heads / 2,
+                                 heads,    HEAD_DIM };
+    double seconds[2];
+    progress(r, "gated delta rule %s", mt_dtype_name(dtype));
+    mt_status st = probe_time_recurrence(&r->p, &q, seconds);
+    if (st < 0)
+        return st == MT_ERR_NOT_FOUND ? MT_OK : st;
+    h->scan[h->n_scans++] =
+        (hardware_scan){ .dtype = dtype,
+                         .document = q.document,
+                         .tokens = q.tokens,
+                         .k_heads = q.k_heads,
+                         .v_heads = q.v_heads,
+                         .head_dim = q.dim,
+                         .forward = probe_recurrence_flops(&q) / seconds[0],
+                         .backward = 2 * probe_recurrence_flops(&q) / seconds[1] };
+    return MT_OK;
+}
+
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 typedef struct copies {
@@ -393,6 +416,8 @@ static mt_status measure_compute(rig *r, hardware *h)
             st = measure_gemms(r, dtypes[i], edge, h);
         if (st == MT_OK)
             st = measure_attentions(r, dtypes[i], edge, h);
+        if (st == MT_OK)
+            st = measure_scan(r, dtypes[i], edge, h);
     }
     return st;
 }
@@ -467,6 +492,11 @@ mt_status hardware_profile(const hardware *h, mt_dtype compute, int64_t document
     f.attn_flops = 3.5 / (1 / nearest->forward + 2.5 / nearest->backward);
     if (nearest->any_order > 0)
         f.attn_any_order = 3.5 / (1 / nearest->forward + 2.5 / nearest->any_order);
+    for (int32_t i = 0; i < h->n_scans; i++)
+        if (h->scan[i].dtype == compute) {
+            f.scan_flops = h->scan[i].forward;
+            f.scan_backward_flops = h->scan[i].backward;
+        }
     f.copy_in = h->copy[h->n_copies - 1].in;
     f.copy_out = h->copy[h->n_copies - 1].out;
     f.host_bandwidth = h->memory[h->n_threads - 1].update;

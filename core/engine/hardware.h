@@ -8,7 +8,13 @@
 
 #include "plan.h"
 
-enum { HARDWARE_COPIES = 2, HARDWARE_THREADS = 3, HARDWARE_GEMMS = 8, HARDWARE_ATTENTIONS = 4 };
+enum {
+    HARDWARE_COPIES = 2,
+    HARDWARE_THREADS = 3,
+    HARDWARE_GEMMS = 8,
+    HARDWARE_ATTENTIONS = 4,
+    HARDWARE_SCANS = 2
+};
 
 /* Between host and device; `both_` while the other direction runs too. */
 typedef struct hardware_copy {
@@ -38,6 +44,13 @@ typedef struct hardware_attention {
     double any_order; /* backward where sums may have any order; 0: no different */
 } hardware_attention;
 
+/* A gated delta rule; FLOPs as mt_op_shape has them, of backward twice those of forward. */
+typedef struct hardware_scan {
+    mt_dtype dtype;
+    int64_t document, tokens, k_heads, v_heads, head_dim;
+    double forward, backward;
+} hardware_scan;
+
 typedef struct hardware {
     char host[128];      /* name of the machine */
     char megatrain[32];  /* version that measured */
@@ -46,12 +59,14 @@ typedef struct hardware {
     mt_device_info device;
     int64_t cpus, host_memory; /* bytes that the process could use */
     int32_t n_copies, n_threads, n_gemms, n_attentions;
+    int32_t n_scans; /* 0: the backend has no recurrence */
     hardware_copy copy[HARDWARE_COPIES];
     hardware_host memory[HARDWARE_THREADS]; /* by ascending threads */
     double device_copy;                     /* device memory to itself, bytes read and written */
     double pin;                             /* bytes/s at which host memory for copies is made */
     hardware_gemm gemm[HARDWARE_GEMMS];
     hardware_attention attention[HARDWARE_ATTENTIONS];
+    hardware_scan scan[HARDWARE_SCANS];
     double disk_read, disk_write; /* 0: not measured */
     bool disk_direct;             /* past the page cache */
 } hardware;

@@ -206,6 +206,8 @@ static mt_status count_costs(plan *p, costs *ret)
     double pairs = tokens * (double)(r->max_seq_len > 0 ? r->max_seq_len + 1 : 1) / 2;
     double attn_forward = f->attn_flops;
     double attn_backward = f->attn_backward_flops > 0 ? f->attn_backward_flops : f->attn_flops;
+    double scan_forward = f->scan_flops > 0 ? f->scan_flops : gemm_flops;
+    double scan_backward = f->scan_backward_flops > 0 ? f->scan_backward_flops : gemm_flops;
     bool faster = f->attn_any_order > 0;
     if (faster && r->any_order)
         attn_forward = attn_backward = f->attn_any_order;
@@ -220,6 +222,9 @@ static mt_status count_costs(plan *p, costs *ret)
         double gemm = tokens * t->gemm_flops_per_token;
         c.forward += gemm / gemm_flops + attn / attn_forward;
         c.backward += (2 * gemm + tokens * tp->recompute_gemm_flops) / gemm_flops;
+        double scan = tokens * t->scan_flops_per_token;
+        c.forward += scan / scan_forward;
+        c.backward += 2 * scan / scan_backward + tokens * tp->recompute_scan_flops / scan_forward;
         c.backward +=
             2.5 * attn / attn_backward + tp->recompute_attn_flops * allowed / attn_forward;
         if (faster && r->training)

@@ -20,6 +20,7 @@ typedef struct plan_profile {
     double attn_backward_flops;
     double device_bandwidth; /* bytes/s that operations read and write on the device */
     double attn_any_order;   /* forward and backward together, where sums may have any order */
+    double scan_flops, scan_backward_flops; /* of recurrences; 0: not measured, as gemm_flops */
 } plan_profile;
 
 /* The memory of a machine other than this one, bytes free. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Rough figures of the machine for the cost model, in a fraction of a second: a GEMM, attention, a
- * copy each way, and a pass over host memory by every processor, each the best of several.
+ * recurrence, a copy each way, and a pass over host memory by every processor, each the best of
+ * several.
  */
 #include "plan.h"
 
@@ -171,6 +172,24 @@ static mt_status measure_attention(const probe *p, mt_dtype compute, plan_profil
     }
 }
 
+/* FLOP/s of a recurrence, where the backend offers one. */
+static mt_status measure_recurrence(const probe *p, mt_dtype compute, plan_profile *ret)
+{
+    for (int64_t tokens = 256;; tokens *= 2) {
+        int64_t heads = tokens > 1024 ? tokens / 256 : 4;
+        const probe_recurrence r = { compute, tokens, ATTN_DOCUMENT, heads / 2, heads, ATTN_DIM };
+        double seconds[2];
+        mt_status st = probe_time_recurrence(p, &r, seconds);
+        if (st < 0)
+            return st == MT_ERR_NOT_FOUND ? MT_OK : st;
+        if (seconds[0] < long_enough && tokens < ATTN_TOKENS)
+            continue;
+        ret->scan_flops = probe_recurrence_flops(&r) / seconds[0];
+        ret->scan_backward_flops = 2 * probe_recurrence_flops(&r) / seconds[1];
+        return MT_OK;
+    }
+}
+
 typedef struct buffers {
     void *host, *device;
 } buffers;
@@ -267,6 +286,8 @@ mt_status plan_measure(const mt_backend *backend, void *device, mt_dtype compute
     st = measure_gemm(&p, compute, &f.gemm_flops);
     if (st == MT_OK)
         st = measure_attention(&p, compute, &f);
+    if (st == MT_OK)
+        st = measure_recurrence(&p, compute, &f);
     if (st == MT_OK)
         st = measure_copies(&p, &f);
     if (st == MT_OK)

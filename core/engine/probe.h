@@ -33,6 +33,19 @@ typedef struct probe_kernel {
 
 void probe_enqueue_kernel(const probe *p, const void *kernel_call);
 
+/* A gated delta rule over documents of equal length. */
+typedef struct probe_recurrence {
+    mt_dtype dtype;
+    int64_t tokens, document, k_heads, v_heads, dim;
+} probe_recurrence;
+
+/* Seconds of its forward and its backward. MT_ERR_NOT_FOUND, without a text, where the backend has
+ * no kernels for it. [main] */
+mt_status probe_time_recurrence(const probe *p, const probe_recurrence *r, double ret_seconds[2]);
+
+/* FLOPs of its forward; backward counts twice (mt_op_shape). [pure] */
+double probe_recurrence_flops(const probe_recurrence *r);
+
 double probe_now(void); /* seconds of the monotonic clock */
 
 #endif

@@ -335,6 +335,7 @@ static void sum_flops(const struct tpl_graph *g, tpl *t)
         if (n->skipped)
             continue;
         t->gemm_flops_per_token += n->shape.gemm_flops_per_token;
+        t->scan_flops_per_token += n->shape.scan_flops_per_token;
         t->attn_flops_per_pair += n->shape.attn_flops_per_pair;
         if (n->shape.attn_flops_per_pair > 0) {
             int64_t w = n->shape.attn_window;
@@ -358,6 +359,7 @@ static mt_status sum_recompute(const struct tpl_graph *g, tpl *t)
         for (int32_t i = 0; status == MT_OK && i < g->n_nodes; i++)
             if (choice.recomputed[i]) {
                 t->recompute_gemm_flops[p] += g->nodes[i].shape.gemm_flops_per_token;
+                t->recompute_scan_flops[p] += g->nodes[i].shape.scan_flops_per_token;
                 t->recompute_attn_flops[p] += g->nodes[i].shape.attn_flops_per_pair;
             }
         arena_finish(&scratch);

@@ -430,7 +430,7 @@ double model_tpl_train_flops_per_token(const tpl *t, double context)
     double pairs = (context + 1) / 2, w = (double)t->attn_window;
     if (w > 0 && context > w)
         pairs = (w * (w + 1) / 2 + (context - w) * w) / context;
-    return 3 * (t->gemm_flops_per_token + t->attn_flops_per_pair * pairs);
+    return 3 * (t->gemm_flops_per_token + t->scan_flops_per_token + t->attn_flops_per_pair * pairs);
 }
 
 double model_train_flops_per_token(const model *m, double context)

@@ -696,6 +696,7 @@ static mt_status make_programs(maker *k)
     for (int32_t i = 0; i < k->g->n_nodes; i++)
         if (k->choice.recomputed[i]) {
             p->recompute_gemm_flops += k->g->nodes[i].shape.gemm_flops_per_token;
+            p->recompute_scan_flops += k->g->nodes[i].shape.scan_flops_per_token;
             p->recompute_attn_flops += k->g->nodes[i].shape.attn_flops_per_pair;
         }
     for (mt_val v = 0; v < k->g->n_values; v++)

@@ -57,7 +57,9 @@ typedef struct tpl {
     bool makes_loss;             /* output 0 is the loss, [T, 1] in the statistics dtype */
     bool adds_loss;              /* an operation emits one beside it (MT_OP_EMITS_LOSS) */
     double gemm_flops_per_token; /* forward */
+    double scan_flops_per_token; /* forward, of recurrences */
     double recompute_gemm_flops[TPL_POLICIES]; /* per token, that backward adds under each policy */
+    double recompute_scan_flops[TPL_POLICIES];
     double recompute_attn_flops[TPL_POLICIES]; /* per pair, likewise */
     double attn_flops_per_pair;                /* forward, summed over attention operations */
     int64_t attn_window;                       /* the widest; 0: unlimited */
@@ -127,6 +129,7 @@ typedef struct tpl_plan {
         between_bytes[2];        /* that what lies between experts' products reads and writes of a
                                   * micro-batch, forward and backward, once for every segment of them */
     double recompute_gemm_flops; /* per token, that backward adds */
+    double recompute_scan_flops;
     double recompute_attn_flops; /* per pair, likewise */
     int64_t work_bytes[2];       /* scratch of a train/eval forward, of a backward */
     int64_t generate_work_bytes; /* scratch of prefill and decode */

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define PROFILE_FORMAT "megatrain-profile"
-enum { PROFILE_VERSION = 1, KEY_SIZE = 64 };
+enum { PROFILE_VERSION = 2, KEY_SIZE = 64 };
 
 typedef enum field_type { FIELD_INT, FIELD_RATE, FIELD_RATE_OR_NONE, FIELD_DTYPE } field_type;
 
@@ -61,26 +61,37 @@ static const field attention_fields[] = {
     { 0 }
 };
 
+static const field scan_fields[] = { { "precision", FIELD_DTYPE, offsetof(hardware_scan, dtype) },
+                                     FIELD_OF(hardware_scan, document, FIELD_INT),
+                                     FIELD_OF(hardware_scan, tokens, FIELD_INT),
+                                     FIELD_OF(hardware_scan, k_heads, FIELD_INT),
+                                     FIELD_OF(hardware_scan, v_heads, FIELD_INT),
+                                     FIELD_OF(hardware_scan, head_dim, FIELD_INT),
+                                     FIELD_OF(hardware_scan, forward, FIELD_RATE),
+                                     FIELD_OF(hardware_scan, backward, FIELD_RATE),
+                                     { 0 } };
+
 /* A list of records. */
 typedef struct table {
     const char *name;
     const field *fields;
     size_t first, size, count; /* offset of the records, bytes of each, offset of their number */
-    int32_t most;
+    int32_t least, most;
 } table;
 
-#define TABLE_OF(name, fields, records, count)                                                     \
+#define TABLE_OF(name, fields, records, count, least)                                              \
     {                                                                                              \
         name, fields, offsetof(hardware, records), sizeof(((hardware *)0)->records[0]),            \
-            offsetof(hardware, count),                                                             \
+            offsetof(hardware, count), (least),                                                    \
             (int32_t)(sizeof(((hardware *)0)->records) / sizeof(((hardware *)0)->records[0]))      \
     }
 
 static const table tables[] = {
-    TABLE_OF("copies", copy_fields, copy, n_copies),
-    TABLE_OF("host_memory", host_fields, memory, n_threads),
-    TABLE_OF("gemms", gemm_fields, gemm, n_gemms),
-    TABLE_OF("attention", attention_fields, attention, n_attentions),
+    TABLE_OF("copies", copy_fields, copy, n_copies, 1),
+    TABLE_OF("host_memory", host_fields, memory, n_threads, 1),
+    TABLE_OF("gemms", gemm_fields, gemm, n_gemms, 1),
+    TABLE_OF("attention", attention_fields, attention, n_attentions, 1),
+    TABLE_OF("gated_delta", scan_fields, scan, n_scans, 0), /* backends may do without */
 };
 enum { TABLES = sizeof tables / sizeof tables[0] };
 
@@ -159,6 +170,8 @@ static void put_profile(FILE *f, const hardware *h)
     for (int i = 0; i < TABLES; i++) {
         int32_t n;
         memcpy(&n, (const char *)h + tables[i].count, sizeof n);
+        if (n == 0)
+            continue;
         fprintf(f, "\n%s:\n", tables[i].name);
         for (int32_t k = 0; k < n; k++)
             put_record(f, tables[i].fields,
@@ -279,8 +292,9 @@ static mt_status read_table(const mt_config *c, const table *t, hardware *h)
     char key[KEY_SIZE];
     mt_status st = MT_OK;
     int64_t n = c->length(c, t->name);
-    if (n < 1 || n > t->most)
-        return c->reject(c, t->name, "has %lld records; expected 1 to %d", (long long)n, t->most);
+    if (n < t->least || n > t->most)
+        return c->reject(c, t->name, "has %lld records; expected %d to %d", (long long)n, t->least,
+                         t->most);
     for (int64_t i = 0; i < n; i++)
         for (const field *v = t->fields; v->name && st == MT_OK; v++) {
             snprintf(key, sizeof key, "%s.%lld.%s", t->name, (long long)i, v->name);

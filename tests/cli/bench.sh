@@ -120,7 +120,7 @@ expect 1 'no/such/folder/x: cannot write' -- "${unit[@]}" --tokens 64 --json no/
 
 # ---- hardware ------------------------------------------------------------------------------------
 
-expect 0 'copies between host and device' 'GEMM' 'attention' 'Gparam/s' 'disk, read' 'profile  here.yaml' \
+expect 0 'copies between host and device' 'GEMM' 'attention' 'gated delta rule' 'Gparam/s' 'disk, read' 'profile  here.yaml' \
     -- bench hardware --device cpu --quick --disk . -o here.yaml
 check 'nothing else is left behind' test -z "$(find . -name '.megatrain-bench-*' -o -name 'here.yaml.tmp*')"
 expect 0 'GEMM' -- bench hardware --device cpu --quick
@@ -183,7 +183,7 @@ bad() {
 }
 expect 1 'none.yaml: cannot read the profile' 'bench hardware -o' -- plan run.yaml --profile none.yaml
 bad '2:9' "this is no profile" 's/megatrain-profile/recipe/'
-bad '3:10' "reads version 1" 's/^version: 1/version: 2/'
+bad '3:10' "reads version 2" 's/^version: 2/version: 1/'
 bad '' "'cpus'" '/^cpus:/d'
 bad '' 'a rate is above 0' 's/^pin: .*/pin: 0/'
 bad '' "must be a" 's/^pin: .*/pin: fast/'

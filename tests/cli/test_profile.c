@@ -42,6 +42,8 @@ static hardware example(void)
         .attention = { { MT_BF16, 1024, 8192, 32, 8, 128, 2e14, 1e14 },
                        { MT_BF16, 4096, 8192, 32, 8, 128, 3e14, 1.5e14, 2.5e14 },
                        { MT_F32, 1024, 8192, 32, 8, 128, 2e13, 2e13 } },
+        .n_scans = 1,
+        .scan = { { MT_BF16, 1024, 8192, 16, 32, 128, 3e12, 2e12 } },
     };
     return h;
 }
@@ -67,12 +69,16 @@ static void written_and_read(void)
           r.gemm[1].weight_gradient == 2e14);
     CHECK(r.n_attentions == 3 && r.attention[1].backward == 1.5e14);
     CHECK(r.attention[0].any_order == 0 && r.attention[1].any_order == 2.5e14);
+    CHECK(r.n_scans == 1 && memcmp(r.scan, h.scan, sizeof r.scan) == 0);
     CHECK(r.pin == h.pin && r.device_copy == h.device_copy && r.disk_read == 0);
     h.disk_read = 3e9;
     h.disk_write = 2e9;
     h.disk_direct = true;
     CHECK(profile_write(&h, path, false) == MT_OK);
     CHECK(profile_read(path, &r) == MT_OK && r.disk_write == 2e9 && r.disk_direct);
+    h.n_scans = 0; /* a backend without */
+    CHECK(profile_write(&h, path, false) == MT_OK);
+    CHECK(profile_read(path, &r) == MT_OK && r.n_scans == 0, "%s", status_text());
     unlink(path);
     snprintf(path, sizeof path, "%s/a", folder);
     CHECK(rmdir(path) == 0, "no temporary file is left");
@@ -108,11 +114,13 @@ static void rates_add_up_as_times(void)
     CHECK(near(p.gemm_flops, 24e14 / 7), "%g", p.gemm_flops);
     CHECK(near(p.attn_flops, 3.5 / (1 / 2e14 + 2.5 / 1e14)), "%g", p.attn_flops);
     CHECK(p.attn_any_order == 0);
+    CHECK(p.scan_flops == 3e12 && p.scan_backward_flops == 2e12);
     CHECK(p.copy_in == 55e9 && p.copy_out == 54e9 && p.host_bandwidth == 122e9);
     CHECK(hardware_profile(&h, MT_BF16, 8000, &p) == MT_OK);
     CHECK(near(p.attn_flops, 3.5 / (1 / 3e14 + 2.5 / 1.5e14)), "%g", p.attn_flops);
     CHECK(near(p.attn_any_order, 3.5 / (1 / 3e14 + 2.5 / 2.5e14)), "%g", p.attn_any_order);
     CHECK(hardware_profile(&h, MT_F32, 8000, &p) == MT_OK && near(p.gemm_flops, 5e13));
+    CHECK(p.scan_flops == 0);
     CHECK(hardware_profile(&h, MT_F64, 8000, &p) == MT_ERR_UNSUPPORTED &&
           strstr(status_text(), "fp64"));
 }

@@ -192,7 +192,7 @@ static void a_backend_without_narrow_has_fp32_gradients(void)
     void *device;
     mt_backend old = *world_backend(&device);
     plan *p = NULL;
-    plan_profile f = { 1e11, 5e10, 1e10, 1e10, 1e10, 5e10, 0, 0 };
+    plan_profile f = { 1e11, 5e10, 1e10, 1e10, 1e10, 5e10, 0, 0, 0, 0 };
     world_open(&o, &w);
     plan_request r = w.p->request;
     old.struct_size = offsetof(mt_backend, narrow);
@@ -482,6 +482,7 @@ static void the_plan_prints(void)
     CHECK(printed - brief > 15 && saw_total);
     plan_profile f = { 0 };
     CHECK(plan_measure(b, device, MT_F32, &f) == MT_OK, "%s", status_text());
+    CHECK(f.scan_flops > 1e6 && f.scan_backward_flops > 1e6);
     CHECK(f.gemm_flops > 1e8 && f.copy_in > 1e7 && f.copy_out > 1e7 && f.host_bandwidth > 1e7);
     world_close(&w);
 }
@@ -584,15 +585,13 @@ typedef struct prediction {
     char bound[16];
 } prediction;
 
-static prediction predict(plan_request r, const plan_profile *f, bool unified, plan **ret)
+static prediction predict_of(const model *m, plan_request r, const plan_profile *f, bool unified,
+                             plan **ret)
 {
-    static world w;
     void *device;
     steady = world_backend(&device);
     mt_backend b = *steady;
     b.info = unified ? together : apart;
-    if (!w.m)
-        world_model(&(world_options){ .blocks = 6 }, &w);
     r.training = true;
     r.micro_tokens = r.max_seq_len = 24;
     r.micro_batches = 4;
@@ -602,11 +601,19 @@ static prediction predict(plan_request r, const plan_profile *f, bool unified, p
     r.host_limit = INT64_MAX / 2;
     r.n_states = 2;
     r.states[0] = r.states[1] = (mt_state_spec){ "s", MT_F32 };
-    if (plan_create(w.m, &r, f, &b, device, ret) < 0)
+    if (plan_create(m, &r, f, &b, device, ret) < 0)
         world_fail("plan_create");
     prediction p = { .seconds = (*ret)->seconds };
     snprintf(p.bound, sizeof p.bound, "%s", (*ret)->bound);
     return p;
+}
+
+static prediction predict(plan_request r, const plan_profile *f, bool unified, plan **ret)
+{
+    static world w;
+    if (!w.m)
+        world_model(&(world_options){ .blocks = 6 }, &w);
+    return predict_of(w.m, r, f, unified, ret);
 }
 
 /* Bytes that every group's two passes bring in, and that its gradients have in FP32. */
@@ -630,12 +637,42 @@ static double grad_bytes(const plan *p)
     CHECK(fabs(got.seconds - (want)) < 1e-9 * got.seconds && strcmp(got.bound, bounded) == 0,      \
           "%.12g, not %.12g, bound by %s", got.seconds, want, got.bound)
 
+static void a_recurrence_has_a_rate_of_its_own(void)
+{
+    const double n = 1e30; /* no time at all */
+    const plan_profile f = { n, n, n, n, n, n, n, 0, 1e9, 2e9 },
+                       old = { 1e9, n, n, n, n, n, n, 0, 0, 0 };
+    plan_request r = { .groups = 1, .policy = TPL_KEEP, .max_grad_norm = 1 };
+    world w;
+    plan *p;
+    double scan = 0, again = 0, gemm = 0;
+    world_model(&(world_options){ .plugin = "qwen", .manifest = "qwen3_next" }, &w);
+    for (int32_t u = 0; u < w.m->n_units; u++) {
+        const tpl *t = w.m->units[u].t;
+        scan += 96 * t->scan_flops_per_token;
+        again += 96 * t->recompute_scan_flops[TPL_INPUT];
+        gemm += 96 * t->gemm_flops_per_token;
+    }
+    CHECK(scan > 0 && again == scan, "%g %g", scan, again);
+    prediction got = predict_of(w.m, r, &f, false, &p);
+    IS(scan / 1e9 + 2 * scan / 2e9, "compute");
+    plan_destroy(p);
+    got = predict_of(w.m, r, &old, false, &p);
+    IS(3 * (scan + gemm) / 0.9e9, "compute");
+    plan_destroy(p);
+    r.policy = TPL_INPUT;
+    got = predict_of(w.m, r, &f, false, &p);
+    IS(scan / 1e9 + 2 * scan / 2e9 + again / 1e9, "compute");
+    plan_destroy(p);
+    world_close(&w);
+}
+
 static void the_cost_model_adds_up(void)
 {
     const double n = 1e30; /* no time at all */
     plan *p;
     plan_request r = { .groups = 1, .policy = TPL_KEEP, .max_grad_norm = 1 };
-    prediction got = predict(r, &(plan_profile){ n, n, n, n, n, n, n, 0 }, false, &p);
+    prediction got = predict(r, &(plan_profile){ n, n, n, n, n, n, n, 0, 0, 0 }, false, &p);
     double gemm = 0, attn = 0, weights = 0, saved = 0, grads = 0, again = 0, pairs = 0;
     double params = (double)p->m->total_params;
     for (int32_t u = 0; u < p->m->n_units; u++) {
@@ -652,16 +689,16 @@ static void the_cost_model_adds_up(void)
 
     /* Compute: GEMMs at nine tenths of the best, attention each way at its own rate, and what the
      * operations and the sums of gradients move. */
-    got = predict(r, &(plan_profile){ 1e9, n, n, n, n, n, n, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ 1e9, n, n, n, n, n, n, 0, 0, 0 }, false, &p);
     IS(3 * gemm / 0.9e9, "compute");
     plan_destroy(p);
-    got = predict(r, &(plan_profile){ n, 1e9, n, n, n, 2e9, n, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ n, 1e9, n, n, n, 2e9, n, 0, 0, 0 }, false, &p);
     IS(attn / 1e9 + 2.5 * attn / 2e9, "compute");
     plan_destroy(p);
-    got = predict(r, &(plan_profile){ n, n, n, n, n, n, 1e9, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, n, n, n, 1e9, 0, 0, 0 }, false, &p);
     IS((4.5 * saved + grads) / 1e9, "compute");
     plan_destroy(p);
-    plan_profile free_order = { n, 1e9, n, n, n, 2e9, n, 7e9 };
+    plan_profile free_order = { n, 1e9, n, n, n, 2e9, n, 7e9, 0, 0 };
     got = predict(r, &free_order, false, &p);
     IS(attn / 1e9 + 2.5 * attn / 2e9, "compute");
     CHECK(fabs(p->determinism_seconds - (got.seconds - 3.5 * attn / 7e9)) < 1e-9 * got.seconds);
@@ -672,40 +709,40 @@ static void the_cost_model_adds_up(void)
     plan_destroy(p);
     r.any_order = false;
     r.policy = TPL_INPUT;
-    got = predict(r, &(plan_profile){ 1e9, 1e9, n, n, n, 1e9, 0, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ 1e9, 1e9, n, n, n, 1e9, 0, 0, 0, 0 }, false, &p);
     IS((3 * gemm + again) / 0.9e9 + (3.5 * attn + pairs) / 1e9, "compute");
     CHECK(again > 0 && pairs > 0);
     double left = 0;
     for (int32_t u = 0; u < p->m->n_units; u++)
         left += 4 * (double)p->tpl[u]->saved_bytes;
     plan_destroy(p);
-    got = predict(r, &(plan_profile){ n, n, n, n, n, n, 1e9, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, n, n, n, 1e9, 0, 0, 0 }, false, &p);
     IS((4.5 * saved + grads + 2 * (saved - left)) / 1e9, "compute");
     plan_destroy(p);
     r.policy = TPL_KEEP;
 
     /* Copies, group by group. */
-    got = predict(r, &(plan_profile){ n, n, 1e9, n, n, n, n, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, 1e9, n, n, n, n, 0, 0, 0 }, false, &p);
     IS(in_bytes(p) / 1e9, "copy-in");
     plan_destroy(p);
     r.groups = 4;
     r.gradients = PLAN_GRADIENTS_HOST;
-    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n, 0, 0, 0 }, false, &p);
     IS(4 * grad_bytes(p) / 1e9, "copy-out");
     plan_destroy(p);
     r.gradients = PLAN_GRADIENTS_DEVICE;
     r.gradient_dtype = MT_BF16;
-    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n, 0, 0, 0 }, false, &p);
     IS(grad_bytes(p) / 2 / 1e9, "copy-out");
     plan_destroy(p);
 
     /* Host memory: copies and the optimizer pull at it together; sums of groups add theirs. */
-    got = predict(r, &(plan_profile){ n, n, n, n, 1e9, n, n, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, n, 1e9, n, n, 0, 0, 0 }, false, &p);
     IS((26 * params + 4 * in_bytes(p) + grad_bytes(p) / 2) / 0.9e9, "host memory");
     plan_destroy(p);
     r.gradient_dtype = MT_F32;
     r.gradients = PLAN_GRADIENTS_HOST;
-    got = predict(r, &(plan_profile){ n, n, n, n, 1e9, n, n, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, n, 1e9, n, n, 0, 0, 0 }, false, &p);
     IS((28 * params + 4 * in_bytes(p) + 4 * grad_bytes(p) + 3 * 12 * grad_bytes(p) / 4) / 0.9e9,
        "host memory");
     plan_destroy(p);
@@ -713,7 +750,7 @@ static void the_cost_model_adds_up(void)
     /* With clipping only the first forward hides the optimizer; without it also the last backward,
      * and never the groups between. */
     const double slow = 1.0, host = params * 28 / 1.6 / 0.9; /* the optimizer takes 1.6 s */
-    const plan_profile half = { gemm / slow / 0.9, n, n, n, host, n, n, 0 };
+    const plan_profile half = { gemm / slow / 0.9, n, n, n, host, n, n, 0, 0, 0 };
     r.groups = 1;
     r.gradients = PLAN_GRADIENTS_AUTO;
     got = predict(r, &half, false, &p);
@@ -726,7 +763,7 @@ static void the_cost_model_adds_up(void)
     got = predict(r, &half, false, &p);
     IS(1.6 + in + grad_bytes(p) / (host * 0.9) + 2.0, "host memory");
     plan_destroy(p);
-    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n, 0 }, false, &p);
+    got = predict(r, &(plan_profile){ n, n, n, 1e9, n, n, n, 0, 0, 0 }, false, &p);
     IS(grad_bytes(p) / 1e9, "copy-out");
     plan_destroy(p);
     r.gradients = PLAN_GRADIENTS_AUTO;
@@ -764,5 +801,6 @@ int main(void)
     RUN(the_plan_prints);
     RUN(a_measurement_is_the_best_of_several);
     RUN(the_cost_model_adds_up);
+    RUN(a_recurrence_has_a_rate_of_its_own);
     return check_done();
 }

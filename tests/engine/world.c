@@ -249,7 +249,7 @@ mt_status world_plan(const world_options *o, const model *m, plan **ret)
     void *device;
     const mt_backend *b = backend_for(o, &device);
     plan_request r = o->request;
-    plan_profile f = { 1e11, 5e10, 1e10, 1e10, 1e10, 5e10, 0, 0 };
+    plan_profile f = { 1e11, 5e10, 1e10, 1e10, 1e10, 5e10, 0, 0, 0, 0 };
     if (r.micro_tokens == 0)
         r.micro_tokens = 24;
     if (r.micro_batches == 0)

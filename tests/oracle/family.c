@@ -209,7 +209,7 @@ static const mt_optim no_optim = { .struct_size = sizeof(mt_optim),
                                    .update = no_update };
 
 /* Only the choice of what is PLAN_AUTO depends on it. */
-static const plan_profile profile = { 1e10, 1e10, 1e10, 1e10, 1e10, 1e10, 0, 0 };
+static const plan_profile profile = { 1e10, 1e10, 1e10, 1e10, 1e10, 1e10, 0, 0, 0, 0 };
 
 static mt_status start_engine(const subject *s, const plan_request *request, bool serial,
                               plan **ret_plan, engine **ret)

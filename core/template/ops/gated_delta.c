@@ -40,7 +40,7 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
         { 1, MT_DELTA_CHUNK, 0 }, (state + MT_DELTA_CHUNK - 1) / MT_DELTA_CHUNK, MT_KIND_STAT, 0
     };
     ret->backward_in = 0x1f;
-    ret->gemm_flops_per_token = 6.0 * (double)state;
+    ret->scan_flops_per_token = 6.0 * (double)state;
     ret->n_state = 1;
     ret->state[0] =
         (mt_shape){ { 0, 0, (int64_t)a->v_heads * a->k_dim }, a->v_dim, MT_KIND_STAT, 0 };

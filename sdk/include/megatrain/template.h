@@ -653,6 +653,9 @@ typedef struct mt_op_shape {
     mt_shape state[MT_OP_MAX_STATE];
     uint32_t stat_params; /* bit i: in[i] may be a parameter in the statistics dtype */
     uint32_t reserved;
+    /* Forward, of a recurrence along the document: token after token, or chunk after chunk, it runs
+     * at a rate of its own, far below a GEMM's; backward counts twice. */
+    double scan_flops_per_token;
 } mt_op_shape;
 
 /* X(id) for every operation that graphs are made of. */
