@@ -4,8 +4,8 @@
  */
 #include "bench.h"
 
-static const cli_command *const benches[] = { &cli_bench_hardware, &cli_bench_step,
-                                              &cli_bench_unit };
+static const cli_command *const benches[] = { &cli_bench_hardware, &cli_bench_step, &cli_bench_unit,
+                                              &cli_bench_start };
 enum { BENCHES = sizeof benches / sizeof benches[0] };
 
 static int run_bench(const cli_command *self, int argc, char **argv)
@@ -20,22 +20,21 @@ static int run_bench(const cli_command *self, int argc, char **argv)
     if (rc != CLI_GO_ON)
         return rc;
     if (!words)
-        return cli_usage(self, "what? `hardware`, `step` or `unit`");
+        return cli_usage(self, "what? `hardware`, `step`, `unit` or `start`");
     const char *nearest = cli_nearest(argv[0], names);
     return nearest ? cli_usage(self, "unknown '%s'; did you mean '%s'?", argv[0], nearest)
-                   : cli_usage(self, "unknown '%s'; one of hardware, step, unit", argv[0]);
+                   : cli_usage(self, "unknown '%s'; one of hardware, step, unit, start", argv[0]);
 }
 
 const cli_command cli_bench = {
     .name = "bench",
-    .words = "hardware | step MODEL ... | unit MODEL ... [options]",
+    .words = "hardware | step MODEL ... | unit MODEL ... | start RUN.yaml ... [options]",
     .brief = "measure this machine, or a model on it",
     .help =
         "hardware measures what this machine can do, and keeps it as the profile that plans are\n"
         "made with; step measures whole training steps of a model beside that, unit one layer of\n"
-        "each kind by itself. `megatrain bench hardware --help`, `megatrain bench step --help` "
-        "and\n"
-        "`megatrain bench unit --help` tell more.",
+        "each kind by itself; start measures what `train` does before its first step, beside the\n"
+        "disk. `megatrain bench step --help` and so on tell more.",
     .example = "example: how fast would TinyLlama train here?\n"
                "  megatrain bench step arch/llama/models/tinyllama-1.1b.yaml --tokens 4k",
     .run = run_bench,

@@ -7,6 +7,6 @@
 
 #include "cli.h"
 
-extern const cli_command cli_bench_hardware, cli_bench_step, cli_bench_unit;
+extern const cli_command cli_bench_hardware, cli_bench_step, cli_bench_unit, cli_bench_start;
 
 #endif

@@ -286,7 +286,10 @@ static mt_status begin(loop *l)
     bool has_eval = false;
     mt_status st = MT_OK;
     if (l->folder.resume[0]) {
+        startup_mark(&l->s->startup);
         st = checkpoint_load(l->s->store, l->folder.resume, l->format, &l->state);
+        startup_end(&l->s->startup, STARTUP_WEIGHTS,
+                    l->s->store->weight_bytes + l->s->store->state_bytes);
         if (st != MT_OK)
             return cannot_resume(l, st);
         if ((st = check_resumed(l)) != MT_OK)
@@ -453,6 +456,20 @@ static mt_status do_step(loop *l)
     return st;
 }
 
+/* The first step done here is the end of the start. */
+static mt_status next_step(loop *l)
+{
+    startup *start = &l->s->startup;
+    if (start->seconds[STARTUP_STEP] > 0)
+        return do_step(l);
+    startup_mark(start);
+    mt_status st = do_step(l);
+    startup_end(start, STARTUP_STEP, 0);
+    if (st == MT_OK)
+        startup_log(start);
+    return st;
+}
+
 static mt_status stop_if_asked(void)
 {
     return stop_requested ? status_set(MT_ERR_STOPPED, "stopped by a signal") : MT_OK;
@@ -468,7 +485,7 @@ static mt_status steps(loop *l)
 {
     mt_status st = stop_if_asked();
     while (st == MT_OK && l->state.step < l->schedule.total && !out_of_patience(l)) {
-        st = do_step(l);
+        st = next_step(l);
         if (st == MT_OK)
             st = stop_if_asked();
         if (st == MT_OK && eval_is_due(l, l->state.step)) {

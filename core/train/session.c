@@ -284,7 +284,9 @@ static mt_status check_router_bias(const run_manifest *run, const model *m)
 
 mt_status session_open_run(session *s, run_manifest *run, bool training)
 {
+    startup_begin(&s->startup);
     mt_status st = session_open_run_device(s, run);
+    startup_end(&s->startup, STARTUP_DEVICE, 0);
     if (st == MT_OK)
         st = session_open_model(s, run->model);
     /* Opened for evaluation as well: it is the optimizer that knows its keys. */
@@ -294,14 +296,18 @@ mt_status session_open_run(session *s, run_manifest *run, bool training)
         st = groups_apply(run, s->optim, s->model, &s->rules);
     if (st == MT_OK)
         st = check_router_bias(run, s->model);
+    startup_end(&s->startup, STARTUP_MODEL, 0);
     if (st == MT_OK)
         st = open_tokenizer(s, run);
+    startup_end(&s->startup, STARTUP_TOKENIZER, 0);
     if (st == MT_OK)
         st = session_open_data(s, run, training);
+    startup_end(&s->startup, STARTUP_DATA, 0);
     if (st == MT_OK)
         st = run_check_plugin_keys(run);
     if (st == MT_OK)
         st = session_make_plan(s, run, training);
+    startup_end(&s->startup, STARTUP_PLAN, 0);
     return st;
 }
 
@@ -326,11 +332,13 @@ mt_status session_start(session *s, const session_engine_options *options)
         store_destroy(s->store);
         s->store = NULL;
     }
+    startup_mark(&s->startup);
     if (!s->store)
         st = store_create(s->model, r->states, r->n_states, grad_plane, s->backend, s->device,
                           &s->store);
     if (st != MT_OK)
         return st;
+    startup_end(&s->startup, STARTUP_MEMORY, s->store->region_bytes);
     const engine_config setup = { .plan = s->plan,
                                   .store = s->store,
                                   .backend = s->backend,
@@ -344,7 +352,9 @@ mt_status session_start(session *s, const session_engine_options *options)
                                   .serial = options->serial,
                                   .chaos = options->chaos,
                                   .trace_path = options->trace };
-    return engine_create(&setup, &s->engine);
+    st = engine_create(&setup, &s->engine);
+    startup_end(&s->startup, STARTUP_ENGINE, 0);
+    return st;
 }
 
 void session_stop(session *s)
@@ -365,13 +375,16 @@ mt_status session_format(const mt_weights **ret)
 
 mt_status session_load_weights(session *s, const char *path, uint64_t seed)
 {
-    if (path[0] == '\0') {
-        store_init_random(s->store, seed);
-        return MT_OK;
-    }
     const mt_weights *format = NULL;
-    mt_status st = session_format(&format);
-    return st == MT_OK ? weights_load(s->store, path, format, NULL) : st;
+    mt_status st = MT_OK;
+    int64_t bytes = s->store->weight_bytes;
+    startup_mark(&s->startup);
+    if (path[0] == '\0')
+        store_init_random(s->store, seed);
+    else if ((st = session_format(&format)) == MT_OK)
+        st = weights_load(s->store, path, format, &bytes);
+    startup_end(&s->startup, STARTUP_WEIGHTS, bytes);
+    return st;
 }
 
 void session_close(session *s)

@@ -11,6 +11,7 @@
 #include "data.h"
 #include "human.h"
 #include "profile.h"
+#include "startup.h"
 
 /* The format of weights and checkpoints. */
 #define SESSION_FORMAT "safetensors"
@@ -66,6 +67,7 @@ typedef struct session {
     int32_t optim_threads;
     bool bind_workers;
     double router_bias_rate;
+    startup startup; /* session_open_run, session_start and session_load_weights add to it */
 } session;
 
 /* How a run is executed rather than what it computes. */

@@ -191,4 +191,21 @@ bad '' "unknown key 'pins'" 's/^pin: (.*)/pin: \1\npins: 1/'
 bad '' "'gemms' has 0 records" 's/^gemms:/gemms: []\nothers:/'
 bad '' 'fp32 or bf16' 's/precision: bf16, rows/precision: int3, rows/'
 bad '' "gemms.0.inner" '0,/inner: [0-9]+, /s///'
+# ---- starts --------------------------------------------------------------------------------------
+
+write_text text.txt
+write_run run.yaml
+expect 0 -- export model.yaml -o folder --init random
+expect 0 '1 files of weights' 'from the disk' 'files in memory' 'weights ' 'first step' 'in all' \
+    -- bench start run.yaml model=folder
+check 'no run folder' test ! -e run
+for phase in device model tokenizer data plan memory engine weights 'first step' 'in all'; do
+    check "$phase: two times" grep -qE "^$phase +[0-9]+\.[0-9]{3} s .* [0-9]+\.[0-9]{3} s" out
+done
+check 'weights: sizes, rates and shares' grep -qE '^weights( +[0-9.]+ s +[0-9.]+ GB +[0-9.]+ GB/s +[0-9]+%){2}' out
+expect 0 'first step' -- bench start run.yaml init=random
+check 'no files, no rates' bash -c '! grep -q "from the disk" out'
+expect 1 'has no weights; name a Hugging Face folder' -- bench start run.yaml init=pretrained
+expect 2 'which' -- bench start
+
 done_testing

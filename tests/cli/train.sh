@@ -21,7 +21,7 @@ has_checkpoint() { compgen -G "$1/checkpoints/step-*/state.json" >/dev/null; }
 
 # ---- a straight run ---------------------------------------------------------------------------
 
-expect 0 'new run: random weights' 'finished: step 12 of 12' 'metrics:    run/metrics.jsonl' \
+expect 0 'new run: random weights' 'start:  ' ' in all: ' 'plan ' 'finished: step 12 of 12' 'metrics:    run/metrics.jsonl' \
     'checkpoint: run/checkpoints/step-000012' -- train run.yaml
 check 'a line for every step' test "$(grep -c '"loss"' run/metrics.jsonl)" = 12
 check 'an evaluation at 5, 10 and the end' \
