@@ -6,6 +6,7 @@
 #include "store.h"
 
 #include "../base/parallel.h"
+#include "../base/planes.h"
 #include "../base/progress.h"
 #include "../base/rng.h"
 #include "../base/status.h"
@@ -183,8 +184,7 @@ void store_get(const store *s, int32_t param, int64_t first, int64_t n, float *r
     const model_param *p = &s->m->params[param];
     const uint16_t *hi = s->units[p->unit].hi + p->offset + first;
     const int16_t *lo = s->units[p->unit].lo + p->offset + first;
-    for (int64_t i = 0; i < n; i++)
-        ret[i] = mt_join_f32(hi[i], lo[i]);
+    planes_join(hi, lo, n, ret);
 }
 
 void store_set(store *s, int32_t param, int64_t first, int64_t n, const float *src)
@@ -192,8 +192,7 @@ void store_set(store *s, int32_t param, int64_t first, int64_t n, const float *s
     const model_param *p = &s->m->params[param];
     uint16_t *hi = s->units[p->unit].hi + p->offset + first;
     int16_t *lo = s->units[p->unit].lo + p->offset + first;
-    for (int64_t i = 0; i < n; i++)
-        mt_split_f32(src[i], &hi[i], &lo[i]);
+    planes_split(src, n, hi, lo);
     s->version++;
 }
 
@@ -276,8 +275,7 @@ static mt_status init_chunk(void *arg, int64_t chunk, int32_t thread)
         } else {
             model_draw(p, job->seed, i, n, x);
         }
-        for (int64_t k = 0; k < n; k++)
-            mt_split_f32(x[k], &hi[i + k], &lo[i + k]);
+        planes_split(x, n, hi + i, lo + i);
     }
     progress_add(&job->progress, (end - first) * 4);
     return MT_OK;

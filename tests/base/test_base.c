@@ -7,6 +7,7 @@
 #include "core/base/machine.h"
 #include "core/base/normals.h"
 #include "core/base/parallel.h"
+#include "core/base/planes.h"
 #include "core/base/rng.h"
 #include "core/base/status.h"
 #include "core/base/text.h"
@@ -132,6 +133,33 @@ static void test_parallel(void)
     for (int i = 0; i < PIECES; i++)
         begun += some.runs[i];
     CHECK(begun >= 301 && begun <= 301 + PARALLEL_MAX_THREADS, "%d begun", begun);
+}
+
+/* Many at once are what they are one by one, whatever their number. */
+static void test_planes(void)
+{
+    enum { N = 200 };
+    float x[N], y[N];
+    uint16_t hi[N + 1];
+    int16_t lo[N + 1];
+    for (int i = 0; i < N; i++)
+        x[i] = mt_bits_f32((uint32_t)i * 0x9E3779B9u);
+    x[3] = x[150] = NAN;
+    x[64] = -INFINITY;
+    for (int n = 0; n <= N; n++) {
+        hi[n] = 0x1234;
+        lo[n] = 0x4321;
+        planes_split(x, n, hi, lo);
+        CHECK(hi[n] == 0x1234 && lo[n] == 0x4321, "written beyond %d", n);
+        planes_join(hi, lo, n, y);
+        for (int i = 0; i < n; i++) {
+            uint16_t h;
+            int16_t l;
+            mt_split_f32(x[i], &h, &l);
+            CHECK(hi[i] == h && lo[i] == l, "%d of %d", i, n);
+            CHECK(mt_f32_bits(y[i]) == mt_f32_bits(mt_join_f32(h, l)), "%d of %d", i, n);
+        }
+    }
 }
 
 /* Known answers of the authors' Random123 1.09 (kat_vectors). */
@@ -382,6 +410,7 @@ int main(void)
     RUN(test_status);
     RUN(test_distance);
     RUN(test_parallel);
+    RUN(test_planes);
     RUN(test_philox);
     RUN(test_normals);
     RUN(test_normals_variants);
