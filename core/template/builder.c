@@ -157,6 +157,100 @@ static mt_val build_param(mt_builder *mb, const mt_param_info *info)
     return add_value(b, VALUE_PARAM, shape, -1, g->n_params++);
 }
 
+/* Operands and their shapes; absent ones are MT_NONE. */
+static bool take_operands(builder *b, const mt_val *in, uint32_t n_in, node *n, mt_shape *ret_shape)
+{
+    const mt_op_def *def = n->def;
+    n->n_in = def->max_in;
+    for (uint32_t i = 0; i < def->max_in; i++) {
+        n->in[i] = i < n_in ? in[i] : MT_NONE;
+        if (n->in[i] == MT_NONE && i < def->min_in) {
+            refuse(b, "'%s': operand %u is missing", def->name, i);
+            return false;
+        }
+        if (n->in[i] == MT_NONE)
+            continue;
+        if (!is_value(b, n->in[i])) {
+            refuse(b, "'%s': operand %u is not a value of this template", def->name, i);
+            return false;
+        }
+        ret_shape[i] = b->g->values[n->in[i]].shape;
+    }
+    return true;
+}
+
+static bool copy_attributes(builder *b, const void *attr, size_t size, node *n)
+{
+    char *copy = arena_alloc(&b->g->mem, n->def->attr_size);
+    if (!copy) {
+        b->status = MT_ERR_NOMEM;
+        return false;
+    }
+    if (size)
+        memcpy(copy, attr, size);
+    n->attr = copy;
+    return true;
+}
+
+/* What the operation says of its results. */
+static bool derive_shape(builder *b, const mt_shape *in, uint32_t n_out, node *n)
+{
+    char error[512] = "";
+    n->shape.struct_size = sizeof n->shape;
+    if (n->def->shape(in, n->n_in, n->attr, &n->shape, error, sizeof error) != MT_OK)
+        refuse(b, "'%s': %s", n->def->name, error);
+    else if (n->shape.n_out != n_out)
+        refuse(b, "'%s' has %u results, not %u", n->def->name, n->shape.n_out, n_out);
+    return b->status == MT_OK;
+}
+
+/* Parameters must be frozen where they get no gradient, and in FP32 only where they are taken so.
+ */
+static bool check_parameters(builder *b, const node *n)
+{
+    for (uint32_t i = 0; i < n->n_in; i++) {
+        const value *v = n->in[i] == MT_NONE ? NULL : &b->g->values[n->in[i]];
+        if (!v || v->source != VALUE_PARAM)
+            continue;
+        const mt_param_info *info = &b->g->params[v->index].info;
+        if ((n->shape.no_grad_in >> i & 1) && !(info->flags & MT_PARAM_FROZEN)) {
+            refuse(b, "parameter '%s' gets no gradient from '%s'; declare it frozen", info->name,
+                   n->def->name);
+            return false;
+        }
+        if (v->shape.kind == MT_KIND_STAT && !(n->shape.stat_params >> i & 1)) {
+            refuse(b, "'%s' does not take parameter '%s' in FP32; stream it as the others",
+                   n->def->name, info->name);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool add_results(builder *b, node *n)
+{
+    struct tpl_graph *g = b->g;
+    n->n_out = n->shape.n_out;
+    n->n_aux = n->shape.n_aux;
+    for (uint32_t i = 0; i < n->n_out; i++)
+        n->out[i] = add_value(b, VALUE_OUT, n->shape.out[i], g->n_nodes, (int32_t)i);
+    for (uint32_t i = 0; i < n->n_aux; i++)
+        n->aux[i] = add_value(b, VALUE_AUX, n->shape.aux[i], g->n_nodes, (int32_t)i);
+    return b->status == MT_OK;
+}
+
+static void count_uses(struct tpl_graph *g, const node *n)
+{
+    for (uint32_t i = 0; i < n->n_in; i++) {
+        if (n->in[i] == MT_NONE)
+            continue;
+        value *v = &g->values[n->in[i]];
+        v->uses++;
+        if (i == 0 && v->source == VALUE_PARAM && (n->def->flags & MT_OP_GATHERS_ROWS))
+            g->params[v->index].gathered = true;
+    }
+}
+
 static void build_op(mt_builder *mb, const char *op, const mt_val *in, uint32_t n_in,
                      const void *attr, size_t attr_size, mt_val *ret_out, uint32_t n_out)
 {
@@ -176,75 +270,18 @@ static void build_op(mt_builder *mb, const char *op, const mt_val *in, uint32_t 
                op, n_in, attr_size, def->min_in, def->max_in, def->attr_size);
         return;
     }
-    node n = { .def = def, .n_in = def->max_in };
+    node n = { .def = def };
     mt_shape shape[MT_OP_MAX_IN] = { 0 };
-    for (uint32_t i = 0; i < def->max_in; i++) {
-        n.in[i] = i < n_in ? in[i] : MT_NONE;
-        if (n.in[i] == MT_NONE && i < def->min_in) {
-            refuse(b, "'%s': operand %u is missing", op, i);
-            return;
-        }
-        if (n.in[i] == MT_NONE)
-            continue;
-        if (!is_value(b, n.in[i])) {
-            refuse(b, "'%s': operand %u is not a value of this template", op, i);
-            return;
-        }
-        shape[i] = g->values[n.in[i]].shape;
-    }
-    char *copy = arena_alloc(&g->mem, def->attr_size);
-    if (!copy) {
-        b->status = MT_ERR_NOMEM;
+    if (!take_operands(b, in, n_in, &n, shape) || !copy_attributes(b, attr, attr_size, &n) ||
+        !derive_shape(b, shape, n_out, &n) || !check_parameters(b, &n))
         return;
-    }
-    if (attr_size)
-        memcpy(copy, attr, attr_size);
-    n.attr = copy;
-
-    char error[512] = "";
-    n.shape.struct_size = sizeof n.shape;
-    if (def->shape(shape, def->max_in, n.attr, &n.shape, error, sizeof error) != MT_OK) {
-        refuse(b, "'%s': %s", op, error);
-        return;
-    }
-    if (n.shape.n_out != n_out) {
-        refuse(b, "'%s' has %u results, not %u", op, n.shape.n_out, n_out);
-        return;
-    }
     if (!grow((void **)&g->nodes, g->n_nodes, &g->cap_nodes, sizeof *g->nodes)) {
         b->status = MT_ERR_NOMEM;
         return;
     }
-    n.n_out = n.shape.n_out;
-    n.n_aux = n.shape.n_aux;
-    for (uint32_t i = 0; i < n.n_out; i++)
-        n.out[i] = add_value(b, VALUE_OUT, n.shape.out[i], g->n_nodes, (int32_t)i);
-    for (uint32_t i = 0; i < n.n_aux; i++)
-        n.aux[i] = add_value(b, VALUE_AUX, n.shape.aux[i], g->n_nodes, (int32_t)i);
-    if (b->status != MT_OK)
+    if (!add_results(b, &n))
         return;
-    for (uint32_t i = 0; i < n.n_in; i++) {
-        const value *operand = n.in[i] == MT_NONE ? NULL : &g->values[n.in[i]];
-        if (operand && operand->source == VALUE_PARAM && (n.shape.no_grad_in >> i & 1) &&
-            !(g->params[operand->index].info.flags & MT_PARAM_FROZEN)) {
-            refuse(b, "parameter '%s' gets no gradient from '%s'; declare it frozen",
-                   g->params[operand->index].info.name, op);
-            return;
-        }
-        if (operand && operand->source == VALUE_PARAM && operand->shape.kind == MT_KIND_STAT &&
-            !(n.shape.stat_params >> i & 1)) {
-            refuse(b, "'%s' does not take parameter '%s' in FP32; stream it as the others", op,
-                   g->params[operand->index].info.name);
-            return;
-        }
-    }
-    for (uint32_t i = 0; i < n.n_in; i++)
-        if (n.in[i] != MT_NONE) {
-            value *operand = &g->values[n.in[i]];
-            operand->uses++;
-            if (i == 0 && operand->source == VALUE_PARAM && (def->flags & MT_OP_GATHERS_ROWS))
-                g->params[operand->index].gathered = true;
-        }
+    count_uses(g, &n);
     g->nodes[g->n_nodes++] = n;
     for (uint32_t i = 0; i < n_out; i++)
         ret_out[i] = n.out[i];
