@@ -7,6 +7,7 @@
 #include "../base/status.h"
 #include "../base/text.h"
 #include "node.h"
+#include "run_value.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -187,124 +188,6 @@ mt_status run_check_plugin_keys(run_manifest *r)
 
 /* ---- values --------------------------------------------------------------------------------- */
 
-static void store_integer(run_manifest *r, const run_key *k, int64_t value)
-{
-    char *field = (char *)r + k->offset;
-    int32_t narrow = (int32_t)value;
-    if (k->size == sizeof narrow)
-        memcpy(field, &narrow, sizeof narrow);
-    else if (k->size == sizeof value)
-        memcpy(field, &value, sizeof value);
-}
-
-/* "at least 1" or "from 0 to 1". */
-static const char *range_text(const run_key *k, char *ret, size_t size)
-{
-    const char *or_auto = k->can_be_off  ? "\"auto\", \"off\" or "
-                          : k->automatic ? "\"auto\" or "
-                                         : "";
-    const char *what = k->type == RUN_KEY_BYTES ? "a size" : "a number";
-    if (k->max >= 1e9)
-        snprintf(ret, size, "%s%s of at least %g", or_auto, what, k->min);
-    else
-        snprintf(ret, size, "%s%s from %g to %g", or_auto, what, k->min, k->max);
-    return ret;
-}
-
-static mt_status choice_error(const mt_config *c, const run_key *k, const node *n)
-{
-    char list[TEXT_SIZE] = "";
-    size_t used = 0;
-    int32_t count = 0;
-    for (; k->choices[count]; count++) {
-        int w = snprintf(list + used, sizeof list - used, "%s%s", count ? ", " : "one of ",
-                         k->choices[count]);
-        used += w > 0 && (size_t)w < sizeof list - used ? (size_t)w : 0;
-    }
-    return config_wrong(c, k->name, n, list);
-}
-
-/* Reads the node of a key, or of its default, into the manifest's field. */
-static mt_status read_value(run_manifest *r, const mt_config *c, const run_key *k, const node *n)
-{
-    char text[TEXT_SIZE];
-    int64_t whole;
-    if (k->automatic && n->kind == NODE_STRING && strcmp(n->text, "auto") == 0) {
-        store_integer(r, k, -1);
-        return MT_OK;
-    }
-    if (k->can_be_off && n->kind == NODE_STRING && strcmp(n->text, "off") == 0) {
-        store_integer(r, k, 0);
-        return MT_OK;
-    }
-    switch (k->type) {
-    case RUN_KEY_LIST:
-        if (n->kind != NODE_LIST && n->kind != NODE_STRING)
-            return config_wrong(c, k->name, n, "a list");
-        return MT_OK;
-    case RUN_KEY_NAME:
-        if (n->kind == NODE_MAP) {
-            memset((char *)r + k->offset, 0, (size_t)k->size);
-            return MT_OK;
-        }
-        /* fall through */
-    case RUN_KEY_STRING:
-        if (n->kind == NODE_BOOL && k->yes) {
-            const char *word = k->choices[(n->boolean ? k->yes : k->no) - 1];
-            memcpy((char *)r + k->offset, &word, sizeof word);
-            return MT_OK;
-        }
-        if (n->kind != NODE_STRING || !*n->text)
-            return config_wrong(c, k->name, n,
-                                "a string (in quotes when it looks like something else)");
-        if (k->size)
-            memcpy((char *)r + k->offset, &n->text, sizeof n->text);
-        return MT_OK;
-    case RUN_KEY_CHOICE:
-        if (n->kind == NODE_BOOL && k->yes) {
-            store_integer(r, k, (n->boolean ? k->yes : k->no) - 1);
-            return MT_OK;
-        }
-        for (int32_t i = 0; n->kind == NODE_STRING && k->choices[i]; i++) {
-            if (strcmp(k->choices[i], n->text) == 0) {
-                store_integer(r, k, i);
-                return MT_OK;
-            }
-        }
-        return choice_error(c, k, n);
-    case RUN_KEY_BOOL:
-        if (n->kind != NODE_BOOL)
-            return config_wrong(c, k->name, n, "true or false");
-        memcpy((char *)r + k->offset, &n->boolean, sizeof n->boolean);
-        return MT_OK;
-    case RUN_KEY_BYTES: {
-        mt_status s = config_bytes(c, k->name, &whole);
-        if (s != MT_OK)
-            return s;
-        if ((double)whole < k->min || (double)whole > k->max)
-            return config_wrong(c, k->name, n, range_text(k, text, sizeof text));
-        store_integer(r, k, whole);
-        return MT_OK;
-    }
-    case RUN_KEY_INT:
-        if (!node_integer(n, &whole))
-            return config_wrong(c, k->name, n,
-                                k->automatic ? "\"auto\" or a whole number" : "a whole number");
-        if ((double)whole < k->min || (double)whole > k->max)
-            return config_wrong(c, k->name, n, range_text(k, text, sizeof text));
-        store_integer(r, k, whole);
-        return MT_OK;
-    case RUN_KEY_FLOAT:
-        if (n->kind != NODE_INT && n->kind != NODE_FLOAT)
-            return config_wrong(c, k->name, n, "a number");
-        if (!(n->number >= k->min && n->number <= k->max)) /* NaN fails too */
-            return config_wrong(c, k->name, n, range_text(k, text, sizeof text));
-        memcpy((char *)r + k->offset, &n->number, sizeof n->number);
-        return MT_OK;
-    }
-    return MT_OK;
-}
-
 static mt_status read_values(run_manifest *r)
 {
     int32_t n;
@@ -322,7 +205,7 @@ static mt_status read_values(run_manifest *r)
             node_resolve(&fallback, k->fallback);
             found = &fallback;
         }
-        mt_status s = read_value(r, section, k, found);
+        mt_status s = run_read_value(r, section, k, found);
         if (s != MT_OK)
             return s;
     }
