@@ -36,6 +36,14 @@ bool experts_idle(const engine *e, int32_t unit, int32_t first, int32_t end, mic
     return true;
 }
 
+bool experts_unused(const engine *e, int32_t unit, int32_t first, int32_t end)
+{
+    for (int32_t k = first; k < end; k++)
+        if (e->unit[unit].load[k] > 0)
+            return false;
+    return true;
+}
+
 void experts_count(engine *e, int64_t batches)
 {
     for (int32_t u = 0; u < e->m->n_units; u++)

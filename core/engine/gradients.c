@@ -139,40 +139,107 @@ static void finish_earlier(engine *e, const contribution *c)
     pool_wait_param(e, c->param);
 }
 
-static void land_dense(engine *e, const contribution *c, const char *src)
+/* Are elements first .. end-1 of a stack those of experts without rows? Their gradient is zero. */
+static bool is_idle(const engine *e, const landing *l, int32_t slot, int64_t first, int64_t end)
 {
-    const model_param *p = &e->m->params[c->param];
+    int32_t unit = e->piece[l->piece].unit;
+    const tpl_param *p = &e->m->units[unit].t->params[slot];
+    if (p->parts == 1)
+        return false;
+    int64_t each = p->elems / p->info.stack;
+    int32_t from = (int32_t)(first / each), to = (int32_t)((end + each - 1) / each);
+    return l->held ? experts_unused(e, unit, from, to) : experts_idle(e, unit, from, to, l->range);
+}
+
+/* Steps of the contribution from its beginning on that are all idle, or all not: its first part. */
+static contribution first_part(const engine *e, const landing *l, int32_t slot,
+                               const contribution *c, int64_t step, bool *ret_idle)
+{
+    contribution part = *c;
+    for (part.end = c->begin; part.end < c->end;) {
+        int64_t end = c->end - part.end < step ? c->end : part.end + step;
+        bool idle = is_idle(e, l, slot, part.end, end);
+        if (part.end == c->begin)
+            *ret_idle = idle;
+        else if (idle != *ret_idle)
+            break;
+        part.end = end;
+    }
+    return part;
+}
+
+static work work_on(const engine *e, const contribution *c, work_kind kind)
+{
+    return (work){ .kind = kind,
+                   .param = c->param,
+                   .first = c->begin,
+                   .end = c->end,
+                   .slice = layout_slice(&e->m->params[c->param], e->l.slab_elems),
+                   .first_share = c->first,
+                   .then_update = e->plane[c->param] && c->update,
+                   .announced = c->held,
+                   .update = c->params };
+}
+
+/* Straight to where gradients wait; `to` is the parameter's first element there. */
+static void land_whole(engine *e, const landing *l, int32_t slot, contribution c, const char *src,
+                       char *to)
+{
+    int64_t size = e->l.grad_size, stack = e->m->params[c.param].info->stack;
+    int64_t expert = stack ? e->m->params[c.param].elems / stack : c.end - c.begin;
+    if (c.update)
+        e->complete[e->n_complete++] = c;
+    c.update = false; /* the whole of it, when it is complete */
+    while (c.begin < c.end) {
+        bool idle;
+        contribution part = first_part(e, l, slot, &c, expert, &idle);
+        int64_t bytes = (part.end - part.begin) * size;
+        if (idle) {
+            hand_over(e, work_on(e, &part, WORK_ADD));
+        } else {
+            chaos_delay(e, e->q_out, &e->lander_rng);
+            e->traffic.out_bytes += bytes;
+            e->b->copy_out(e->dev, e->q_out, to + part.begin * size, src, bytes);
+            enqueued(e, e->q_out);
+        }
+        src += bytes;
+        c.begin = part.end;
+    }
+}
+
+/* By slabs, in the optimizer's slices. */
+static void land_slices(engine *e, const landing *l, int32_t slot, contribution c, const char *src)
+{
+    work_kind kind = e->plane[c.param] ? WORK_ADD : WORK_UPDATE_SLAB;
+    int64_t slice = work_on(e, &c, kind).slice;
+    while (c.begin < c.end) {
+        bool idle;
+        contribution part = first_part(e, l, slot, &c, slice, &idle);
+        int64_t n = part.end - part.begin;
+        if (!idle && n > slice)
+            part.end = part.begin + (n = slice);
+        if (idle)
+            hand_over(e, work_on(e, &part, kind));
+        else
+            copy_slice(e, work_on(e, &part, kind), src, n);
+        src += n * e->l.grad_size;
+        c.begin = part.end;
+    }
+}
+
+static void land_dense(engine *e, const landing *l, int32_t slot, const contribution *c,
+                       const char *src)
+{
     float *plane = e->plane[c->param];
     void *whole = e->narrow[c->param];
     if (plane && c->first && e->l.grad_size == 4)
         whole = plane;
-    if (whole) {
-        int64_t bytes = (c->end - c->begin) * e->l.grad_size;
-        chaos_delay(e, e->q_out, &e->lander_rng);
-        e->traffic.out_bytes += bytes;
-        e->b->copy_out(e->dev, e->q_out, (char *)whole + c->begin * e->l.grad_size, src, bytes);
-        enqueued(e, e->q_out);
-        if (c->update)
-            e->complete[e->n_complete++] = *c;
-        return;
-    }
-    if (!c->first)
+    if (!whole && !c->first)
         finish_earlier(e, c);
-    int64_t slice = layout_slice(p, e->l.slab_elems);
-    for (int64_t first = c->begin; first < c->end; first += slice) {
-        int64_t n = c->end - first < slice ? c->end - first : slice;
-        copy_slice(e,
-                   (work){ .kind = plane ? WORK_ADD : WORK_UPDATE_SLAB,
-                           .param = c->param,
-                           .first = first,
-                           .end = first + n,
-                           .slice = n,
-                           .first_share = c->first,
-                           .then_update = plane && c->update,
-                           .announced = c->held,
-                           .update = c->params },
-                   src + (first - c->begin) * e->l.grad_size, n);
-    }
+    if (whole)
+        land_whole(e, l, slot, *c, src, whole);
+    else
+        land_slices(e, l, slot, *c, src);
 }
 
 /* A table's gradient: packed rows come out, each slice's with it, and go where they belong in the
@@ -189,16 +256,10 @@ static void land_rows(engine *e, const contribution *c, const char *src, int32_t
         int64_t n = p->elems - first < slice ? p->elems - first : slice;
         int64_t row = pool_first_row(s, first / p->cols);
         int64_t rows = pool_first_row(s, (first + n) / p->cols) - row;
-        work w = { .kind = plane ? WORK_SCATTER : WORK_UPDATE_ROWS,
-                   .param = c->param,
-                   .first = first,
-                   .end = first + n,
-                   .slice = n,
-                   .set = set,
-                   .first_share = c->first,
-                   .then_update = plane && c->update,
-                   .announced = c->held,
-                   .update = c->params };
+        work w = work_on(e, c, plane ? WORK_SCATTER : WORK_UPDATE_ROWS);
+        w.first = first;
+        w.end = first + n;
+        w.set = set;
         if (rows > 0)
             copy_slice(e, w, src + row * p->cols * e->l.grad_size, rows * p->cols);
         else
@@ -258,7 +319,7 @@ static void land_slice(engine *e, const landing *l, int32_t k)
     if (t->params[slice->slot].gathered)
         land_rows(e, &c, src, l->set);
     else
-        land_dense(e, &c, src);
+        land_dense(e, l, slice->slot, &c, src);
 }
 
 static void land(engine *e, const landing *l, int64_t number)
@@ -269,11 +330,12 @@ static void land(engine *e, const landing *l, int64_t number)
     chaos_delay(e, e->q_out, &e->lander_rng);
     e->b->event_wait(e->dev, e->q_out, g->ready);
     g->copy_out = time_begin(e, e->q_out, TRACK_OUT, EVENT_COPY_OUT, e->piece[l->piece].unit, -1);
-    if (!l->held && l->last_group && e->step.immediate) {
-        /* Nothing may be handed to the optimizer before both are known to be finite. */
+    bool immediate = !l->held && l->last_group && e->step.immediate;
+    /* Where rows went is known on the host when the device has used it. */
+    if (immediate || e->m->units[e->piece[l->piece].unit].t->experts > 0)
         e->b->event_sync(e->dev, g->ready);
+    if (immediate) /* nothing may be updated before all is known to be finite */
         check_piece(e, l->piece);
-    }
     for (int32_t k = 0; k < s->n_slices; k++)
         if (!(e->m->params[piece_param(e, l->piece, &s->slice[k])].flags & MT_PARAM_FROZEN))
             land_slice(e, l, k);
@@ -291,13 +353,10 @@ static void land(engine *e, const landing *l, int64_t number)
         land_oldest(e);
     e->b->event_sync(e->dev, g->free);
     for (int32_t i = 0; i < e->n_complete && !e->step.discard; i++) {
-        const contribution *c = &e->complete[i];
-        pool_submit(e, &(work){ .kind = WORK_UPDATE_PLANE,
-                                .param = c->param,
-                                .first = c->begin,
-                                .end = c->end,
-                                .slice = layout_slice(&e->m->params[c->param], e->l.slab_elems),
-                                .update = e->step.params });
+        work w = work_on(e, &e->complete[i], WORK_UPDATE_PLANE);
+        w.then_update = false;
+        pool_wait_param(e, w.param);
+        pool_submit(e, &w);
     }
     e->n_complete = 0;
 

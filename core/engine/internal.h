@@ -84,7 +84,7 @@ typedef struct work {
     work_kind kind;
     int32_t param;
     int64_t first, end, slice;
-    void *slab;          /* [slice] as gradients leave; becomes free afterwards; may be NULL */
+    void *slab;          /* [slice] as gradients leave; becomes free afterwards; NULL: zeros */
     int32_t set;         /* packed rows: of which set */
     int64_t pack_offset; /* gather: elements into the set's staging */
     bool first_share;    /* add, scatter: the first contribution of the step */
@@ -160,7 +160,8 @@ typedef struct group_set {
 typedef struct landing {
     int32_t piece, buffer, set;
     bool last_group;
-    bool held; /* of those gradients that stayed for the norm; else of the others */
+    micro_range range; /* whose gradients these are */
+    bool held;         /* of those gradients that stayed for the norm; else of the others */
     update_params update;
 } landing;
 
@@ -409,6 +410,8 @@ void experts_stop(engine *e);
 void experts_tell(engine *e, int32_t unit, int64_t b, const tpl_binding *bind, mt_pass pass);
 /* Did experts first .. end-1 get no rows in these batches? Where the host has been told. */
 bool experts_idle(const engine *e, int32_t unit, int32_t first, int32_t end, micro_range r);
+/* The same of all of the last step. */
+bool experts_unused(const engine *e, int32_t unit, int32_t first, int32_t end);
 /* Sums the rows that every expert got in the step, when all of its forward is through. */
 void experts_count(engine *e, int64_t batches);
 /* What is said of it in engine_result; moves the routers' biases by it. */

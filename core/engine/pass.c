@@ -333,11 +333,15 @@ static void backward_visit(engine *e, const group_pass *g, int64_t pos)
     if (unit == e->m->n_units - 1 && g->last_group)
         e->b->event_record(e->dev, e->loss_ready, e->q_compute);
     stream_release(e, s, pos, w);
+    micro_range range = g->set->range;
+    if (e->p->device_sums) /* all there were */
+        range = (micro_range){ 0, range.first + range.n };
     if (leave)
         lander_submit(e, &(landing){ .piece = v->piece,
                                      .buffer = index,
                                      .set = (int32_t)(g->set->key % LAYOUT_SETS),
                                      .last_group = g->last_group,
+                                     .range = range,
                                      .update = e->step.params });
 }
 

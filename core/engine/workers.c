@@ -122,16 +122,17 @@ static int64_t block_step(const engine *e, const model_param *p, int64_t n)
 /* Updates a slice whose gradient lies somewhere in another form, block by block. */
 static mt_status update_blocks(engine *e, const work *w, int64_t first, int64_t n, float *block)
 {
-    const uint16_t *narrow = w->kind == WORK_UPDATE_PLANE ? e->narrow[w->param] + first : w->slab;
+    bool plane = w->kind == WORK_UPDATE_PLANE;
+    const uint16_t *narrow = plane ? e->narrow[w->param] + first : w->slab;
     int64_t step = block_step(e, &e->m->params[w->param], n);
     for (int64_t at = 0; at < n; at += step) {
         int64_t len = n - at < step ? n - at : step;
-        if (w->kind == WORK_UPDATE_ROWS) {
+        if (w->kind == WORK_UPDATE_ROWS || !narrow)
             memset(block, 0, (size_t)len * sizeof *block);
-            place_rows(e, w, first + at, len, block, NULL);
-        } else {
+        else
             pool_widen(e, block, narrow + at, len, false);
-        }
+        if (w->kind == WORK_UPDATE_ROWS)
+            place_rows(e, w, first + at, len, block, NULL);
         mt_status st = update_range(e, w, first + at, len, block);
         if (st < 0)
             return st;
@@ -153,6 +154,18 @@ static void gather_slice(engine *e, const work *w, int64_t first, int64_t n)
     }
 }
 
+/* Gradients of zero are added to those that wait: to -0 too, which makes it +0 as on the device. */
+static void add_zeros(engine *e, const work *w, int64_t first, int64_t n)
+{
+    float *plane = e->plane[w->param];
+    if (w->first_share && !plane)
+        memset(e->narrow[w->param] + first, 0, (size_t)n * sizeof **e->narrow);
+    else if (w->first_share)
+        memset(plane + first, 0, (size_t)n * sizeof *plane);
+    for (int64_t i = first; i < first + n && !w->first_share; i++)
+        plane[i] += 0.0f;
+}
+
 static mt_status run_slice(engine *e, const work *w, int64_t first, int64_t n, float *block)
 {
     float *plane = e->plane[w->param] ? e->plane[w->param] + first : NULL;
@@ -160,23 +173,22 @@ static mt_status run_slice(engine *e, const work *w, int64_t first, int64_t n, f
     case WORK_UPDATE_PLANE:
         return plane ? update_range(e, w, first, n, plane) : update_blocks(e, w, first, n, block);
     case WORK_UPDATE_SLAB:
-        if (e->l.grad_size == 4)
+        if (w->slab && e->l.grad_size == 4)
             return update_range(e, w, first, n, w->slab);
         return update_blocks(e, w, first, n, block);
     case WORK_UPDATE_ROWS:
         return update_blocks(e, w, first, n, block);
     case WORK_ADD:
-        pool_widen(e, plane, w->slab, n, !w->first_share);
+        if (w->slab)
+            pool_widen(e, plane, w->slab, n, !w->first_share);
+        else
+            add_zeros(e, w, first, n);
         break;
-    case WORK_SCATTER: {
-        uint16_t *narrow = plane ? NULL : e->narrow[w->param] + first;
-        if (w->first_share && plane)
-            memset(plane, 0, (size_t)n * sizeof *plane);
-        else if (w->first_share)
-            memset(narrow, 0, (size_t)n * sizeof *narrow);
-        place_rows(e, w, first, n, plane, narrow);
+    case WORK_SCATTER:
+        if (w->first_share)
+            add_zeros(e, w, first, n);
+        place_rows(e, w, first, n, plane, plane ? NULL : e->narrow[w->param] + first);
         break;
-    }
     case WORK_SUM_SQUARES: {
         double sum = 0;
         for (int64_t i = 0; i < n; i++)

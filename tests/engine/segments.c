@@ -32,8 +32,9 @@ typedef struct outcome {
     int32_t segments; /* most of a unit */
 } outcome;
 
-/* A few steps of 3 or 4 micro-batches with an evaluation in between. */
-static outcome train(const world_options *o)
+/* A few steps of 3 or 4 micro-batches, the second one of so many words, with an evaluation in
+ * between. */
+static outcome train(const world_options *o, int32_t words)
 {
     outcome r = { 0 };
     world w;
@@ -42,7 +43,8 @@ static outcome train(const world_options *o)
         if (w.p->tpl[u]->n_segments > r.segments)
             r.segments = w.p->tpl[u]->n_segments;
     for (int i = 1; i <= STEPS; i++) {
-        step_batch *b = world_batch((uint64_t)i, 3 + i % 2, 24 - i % 2 * 5, 3, WORLD_VOCAB);
+        step_batch *b =
+            world_batch((uint64_t)i, 3 + i % 2, 24 - i % 2 * 5, 3, i == 2 ? words : WORLD_VOCAB);
         engine_step_params p = { i, 2e-3, w.p->request.max_grad_norm };
         engine_result res = { 0 };
         if (engine_step(w.e, b, &p, &res) < 0)
@@ -96,7 +98,7 @@ static void segmented_equals_whole(void)
         for (int mode = 0; mode < MODES; mode++) {
             world_options o = in_mode(kind, mode);
             o.serial = mode % 3 == 0;
-            outcome want = train(&o);
+            outcome want = train(&o, WORLD_VOCAB);
             CHECK(want.segments == 1);
             CHECK((want.aux_loss > 0) == models[kind].balances, "%s: auxiliary loss %g",
                   models[kind].manifest, want.aux_loss);
@@ -106,7 +108,7 @@ static void segmented_equals_whole(void)
                 cut.request.segment_bytes = size ? 24 << 10 : 1;
                 cut.serial = size;
                 cut.chaos = size ? 0 : (uint64_t)mode + 1;
-                outcome got = train(&cut);
+                outcome got = train(&cut, WORLD_VOCAB);
                 CHECK(size ? got.segments > 1 : got.segments == 1 + models[kind].parts,
                       "%s mode %d: %d segments", models[kind].manifest, mode, got.segments);
                 CHECK(got.loss == want.loss && got.aux_loss == want.aux_loss &&
@@ -167,7 +169,37 @@ static void experts_without_tokens_have_no_gradient(plan_gradients place, int64_
     world_close(&cut);
 }
 
-static int64_t bytes_in(const world_options *o, int32_t vocab)
+/* Gradients that the host is told are zero do what zeros that cross the bus do: to moments that are
+ * not zero, to those of other groups, in either width. A unit that is not cut has slices that are
+ * larger than all of its experts, so that its gradients cross where they go by slabs. */
+static void zeros_need_not_cross(void)
+{
+    static const struct {
+        int64_t groups;
+        plan_gradients crosses, other;
+    } way[] = { { 1, PLAN_GRADIENTS_HELD, PLAN_GRADIENTS_HOST },
+                { 1, PLAN_GRADIENTS_HELD, PLAN_GRADIENTS_HELD },
+                { 2, PLAN_GRADIENTS_HELD, PLAN_GRADIENTS_DEVICE },
+                { 2, PLAN_GRADIENTS_HOST, PLAN_GRADIENTS_HOST } };
+    for (int kind = 0; kind < MODELS; kind++)
+        for (int mode = 0; mode < 16; mode++) {
+            world_options o = options(kind);
+            o.request.max_grad_norm = mode & 1 ? 0.5 : -1;
+            o.request.gradient_dtype = mode & 2 ? MT_BF16 : MT_F32;
+            o.request.groups = way[mode >> 2].groups;
+            o.request.gradients = way[mode >> 2].crosses;
+            outcome want = train(&o, 1);
+            o.request.gradients = way[mode >> 2].other;
+            o.request.segment_bytes = 1;
+            o.chaos = (uint64_t)mode + 1;
+            outcome got = train(&o, 1);
+            CHECK(got.hash == want.hash && got.loss == want.loss && same(got.norm, want.norm),
+                  "%s mode %d", models[kind].manifest, mode);
+        }
+}
+
+/* What a step moves. */
+static engine_result moves(const world_options *o, int32_t vocab)
 {
     world w;
     engine_result r;
@@ -178,7 +210,7 @@ static int64_t bytes_in(const world_options *o, int32_t vocab)
         world_fail("engine_step");
     world_batch_free(b);
     world_close(&w);
-    return r.copy_in_bytes;
+    return r;
 }
 
 /* Six of eight experts of two layers are not fetched for backward, nor are rows of words that are
@@ -190,9 +222,23 @@ static void experts_without_tokens_are_not_fetched(void)
     const int64_t expert = 3 * 32 * 24 * 4, dense = 4 * 4096, rows = 2 * WORLD_VOCAB * 32 * 4;
     o.serial = true;
     o.request.segment_bytes = 1;
-    int64_t less = bytes_in(&o, WORLD_VOCAB) - bytes_in(&o, 1);
+    int64_t less = moves(&o, WORLD_VOCAB).copy_in_bytes - moves(&o, 1).copy_in_bytes;
     CHECK(less >= 12 * expert && less <= 12 * expert + 2 * dense + rows, "%lld bytes less",
           (long long)less);
+}
+
+/* Nor do their gradients leave, whole units' neither. */
+static void gradients_of_zero_do_not_leave(void)
+{
+    const int64_t expert = 3 * 32 * 24 * 4, rows = WORLD_VOCAB * 32 * 4;
+    for (int mode = 0; mode < 3; mode++) {
+        world_options o = options(0);
+        o.request.segment_bytes = mode > 0;
+        o.request.max_grad_norm = mode == 2 ? -1 : 1;
+        int64_t less = moves(&o, WORLD_VOCAB).copy_out_bytes - moves(&o, 1).copy_out_bytes;
+        CHECK(less >= 12 * expert && less <= 12 * expert + rows, "mode %d: %lld bytes less", mode,
+              (long long)less);
+    }
 }
 
 static void two_of_eight_experts(void)
@@ -435,6 +481,8 @@ int main(void)
     RUN(segmented_equals_whole);
     RUN(two_of_eight_experts);
     RUN(experts_without_tokens_are_not_fetched);
+    RUN(zeros_need_not_cross);
+    RUN(gradients_of_zero_do_not_leave);
     RUN(segmented_generation_equals_whole);
     RUN(decoding_fetches_the_experts_it_needs);
     RUN(generation_is_cut_where_it_does_not_fit);
