@@ -12,8 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- life ------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static bool in_store(int region)
 {
@@ -271,8 +270,7 @@ void engine_bytes(const engine *e, int64_t ret_bytes[PLAN_TIERS])
     ret_bytes[PLAN_HOST] += e->s->region_bytes;
 }
 
-/* ---- checks ----------------------------------------------------------------------------------
- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 static mt_status check_batch(const engine *e, const step_batch *batch, bool whole_step)
 {
@@ -330,8 +328,7 @@ mt_status engine_alive(engine *e)
     return st < 0 ? st : pool_error(e);
 }
 
-/* ---- a step ----------------------------------------------------------------------------------
- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 /* Forward and backward; returns when every gradient is where it belongs. */
 static void run_step(engine *e, const step_batch *batch, bool update,

@@ -116,8 +116,7 @@ void engine_bytes(const engine *e, int64_t ret_bytes[PLAN_TIERS]);
 mt_status engine_gradients(engine *e, const step_batch *batch, double *ret_loss_sum,
                            double *ret_aux_loss_sum, float *const *ret_grads);
 
-/* ---- generation: one sequence -----------------------------------------------------------------
- */
+/* ---- generation: one sequence ---------------------------------------------------------------- */
 
 /* Feeds n tokens at positions used.. of the sequence (position 0 starts a new one) and returns the
  * logits [vocab] after the last one; `all_logits` != NULL also gets those of every fed token

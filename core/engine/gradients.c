@@ -15,8 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- may this step update? -------------------------------------------------------------------
- */
+/* ---- may this step update? ------------------------------------------------------------------- */
 
 /* The sum of what units add to the loss, in the order of the micro-batches in each. */
 static double sum_aux_losses(const engine *e)
@@ -70,8 +69,7 @@ static void check_piece(engine *e, int32_t index)
     }
 }
 
-/* ---- slices in flight ------------------------------------------------------------------------
- */
+/* ---- slices in flight ------------------------------------------------------------------------ */
 
 /* Drops or disarms what may not update. An announced update may: its step is over. */
 static bool may_go(engine *e, work *w)
@@ -124,8 +122,7 @@ static void copy_slice(engine *e, work w, const char *src, int64_t n)
     e->flight[i] = w;
 }
 
-/* ---- one landing -----------------------------------------------------------------------------
- */
+/* ---- one landing ----------------------------------------------------------------------------- */
 
 /* Contributions are added in the order in which they were formed: earlier ones come first. */
 static void finish_earlier(engine *e, const contribution *c)
@@ -366,8 +363,7 @@ static void land(engine *e, const landing *l, int64_t number)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* ---- the thread ------------------------------------------------------------------------------
- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 static void *lander_main(void *arg)
 {
@@ -445,8 +441,7 @@ void lander_stop(engine *e)
     free(e->landing);
 }
 
-/* ---- the main thread's side ------------------------------------------------------------------
- */
+/* ---- the main thread's side ------------------------------------------------------------------ */
 
 float *lander_sums(const engine *e, int32_t piece, const grad_buffer *g)
 {

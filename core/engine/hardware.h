@@ -90,8 +90,7 @@ mt_status hardware_profile(const hardware *h, mt_dtype compute, int64_t document
 /* Must results of the open device repeat bit for bit? False where that changes nothing. [main] */
 bool hardware_set_deterministic(const mt_backend *b, void *device, bool on);
 
-/* ---- hardware_host.c: used by hardware_measure ------------------------------------------------
- */
+/* ---- hardware_host.c: used by hardware_measure ----------------------------------------------- */
 
 /* Fills cpus, host_memory, memory[] and, where the backend allocates it, pin. */
 mt_status hardware_measure_host(const mt_backend *b, void *device, const hardware_options *options,

@@ -23,8 +23,7 @@
 
 enum { MAX_THREADS = 256, ROUNDS = 5 };
 
-/* ---- threads that do the same at the same time ------------------------------------------------
- */
+/* ---- threads that do the same at the same time ----------------------------------------------- */
 
 typedef enum gate { GATE_SHUT, GATE_OPEN, GATE_LEAVE } gate;
 

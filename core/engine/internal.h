@@ -14,8 +14,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* ---- timeline --------------------------------------------------------------------------------
- */
+/* ---- timeline -------------------------------------------------------------------------------- */
 
 typedef enum track { TRACK_IN, TRACK_COMPUTE, TRACK_OUT, TRACK_WORKER } track;
 typedef enum event_kind {
@@ -61,8 +60,7 @@ typedef struct pass_record {
     uint64_t blocked_from, blocked_to;         /* the copy-in waited for the optimizer, ns */
 } pass_record;
 
-/* ---- workers ---------------------------------------------------------------------------------
- */
+/* ---- workers --------------------------------------------------------------------------------- */
 
 typedef enum work_kind {
     WORK_UPDATE_PLANE, /* slices of the gradient plane */
@@ -116,8 +114,7 @@ typedef struct pool {
     char error_text[512];
 } pool;
 
-/* ---- streams ---------------------------------------------------------------------------------
- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 typedef struct weight_buffer {
     void *data;

@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- binding ---------------------------------------------------------------------------------
- */
+/* ---- binding --------------------------------------------------------------------------------- */
 
 /* Value i of the tuple that unit `unit` passes on for batch `b` of the group. */
 static void *boundary(const engine *e, int32_t unit, int64_t b, uint32_t i)
@@ -81,8 +80,7 @@ static void free_grads(engine *e, int32_t unit, const tpl_binding *bind)
     }
 }
 
-/* ---- one visit, all batches of a group -------------------------------------------------------
- */
+/* ---- one visit, all batches of a group ------------------------------------------------------- */
 
 static void poison_work(engine *e, int64_t bytes)
 {
@@ -345,8 +343,7 @@ static void backward_visit(engine *e, const group_pass *g, int64_t pos)
                                      .update = e->step.params });
 }
 
-/* ---- groups ----------------------------------------------------------------------------------
- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 /* Batches n are cut into `groups` groups as evenly as possible, in order; the first of group g. */
 static int64_t group_first(int64_t n, int64_t groups, int64_t g)
@@ -454,8 +451,7 @@ void pass_generate(engine *e, int64_t pos, const weight_buffer *w, const mt_batc
         await_offsets(e, unit, s->first_key, &bind);
 }
 
-/* ---- life ------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 /* The pieces of every unit, and where their gradients are summed. */
 static void place_pieces(engine *e)

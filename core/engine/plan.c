@@ -101,8 +101,7 @@ static mt_status get_tpl(plan *p, int32_t tpl_index, tpl_policy policy, int64_t 
     return MT_OK;
 }
 
-/* ---- bytes and time of one candidate ---------------------------------------------------------
- */
+/* ---- bytes and time of one candidate --------------------------------------------------------- */
 
 static mt_status set_policy(plan *p, int32_t unit, tpl_policy policy)
 {
@@ -541,8 +540,7 @@ static mt_status choose(plan *p, const limits *lim, bool *ret_fits)
     return complete(p, &best, lim, ret_fits);
 }
 
-/* ---- refusing --------------------------------------------------------------------------------
- */
+/* ---- refusing -------------------------------------------------------------------------------- */
 
 typedef struct text {
     char s[1700];
@@ -666,8 +664,7 @@ static mt_status refuse(plan *p, const limits *lim)
     return status_set(MT_ERR_NOMEM, "%s", t.s);
 }
 
-/* ---- creating --------------------------------------------------------------------------------
- */
+/* ---- creating -------------------------------------------------------------------------------- */
 
 static mt_status check_request(const model *m, const plan_request *r)
 {

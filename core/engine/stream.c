@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- a group's batches -----------------------------------------------------------------------
- */
+/* ---- a group's batches ----------------------------------------------------------------------- */
 
 static void mark_rows(engine *e, const micro_batch *mb)
 {
@@ -138,8 +137,7 @@ void stream_batch(const engine *e, const group_set *s, int64_t i, mt_batch *ret)
                        .host_doc_starts = host + 4 * stream };
 }
 
-/* ---- the order of compute --------------------------------------------------------------------
- */
+/* ---- the order of compute -------------------------------------------------------------------- */
 
 const visit *stream_visit_at(const engine *e, const sequence *s, int64_t pos)
 {
@@ -173,8 +171,7 @@ static bool may_be_stale(const engine *e, const sequence *s, int64_t pos)
     return !s->backward || pos < e->l.n_forward;
 }
 
-/* ---- experts without tokens ------------------------------------------------------------------
- */
+/* ---- experts without tokens ------------------------------------------------------------------ */
 
 static bool is_idle(const engine *e, int32_t piece, micro_range r)
 {
@@ -198,8 +195,7 @@ bool stream_skips(const engine *e, const sequence *s, int64_t pos)
     return is_idle(e, piece, e->set[key % LAYOUT_SETS].range);
 }
 
-/* ---- weight buffers --------------------------------------------------------------------------
- */
+/* ---- weight buffers -------------------------------------------------------------------------- */
 
 static bool holds(const engine *e, const weight_buffer *w, int32_t piece, int64_t key)
 {
@@ -376,8 +372,7 @@ void stream_release(engine *e, const sequence *s, int64_t pos, weight_buffer *w)
     }
 }
 
-/* ---- life ------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 mt_status stream_start(engine *e)
 {

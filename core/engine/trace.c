@@ -142,8 +142,7 @@ void time_account(engine *e, uint64_t from, engine_result *ret)
     account_traffic(e, ret);
 }
 
-/* ---- the file --------------------------------------------------------------------------------
- */
+/* ---- the file -------------------------------------------------------------------------------- */
 
 static void write_string(FILE *f, const char *s)
 {

@@ -17,8 +17,7 @@
 
 enum { BLOCK_ELEMS = 1 << 14, MAX_CPUS = 1024 };
 
-/* ---- one slice -------------------------------------------------------------------------------
- */
+/* ---- one slice ------------------------------------------------------------------------------- */
 
 static bool is_update(const work *w)
 {
@@ -226,8 +225,7 @@ static void run_timed(engine *e, const work *w, int64_t first, int32_t worker, m
         time_span(e, TRACK_WORKER + worker, kind[w->kind], e->m->params[w->param].unit, from, to);
 }
 
-/* ---- the pool --------------------------------------------------------------------------------
- */
+/* ---- the pool -------------------------------------------------------------------------------- */
 
 /* The pool's lock is held. */
 static void finish_slice(engine *e, const work *w, mt_status st, const char *error_text)

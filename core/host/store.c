@@ -41,8 +41,7 @@ int64_t store_bytes(const model *m, const mt_state_spec *states, uint32_t n_stat
     return bytes;
 }
 
-/* ---- memory ----------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 enum { TOUCH_CHUNK = 64 << 20 };
 
@@ -63,8 +62,7 @@ static mt_status touch_chunk(void *arg, int64_t i, int32_t thread)
     return MT_OK;
 }
 
-/* ---- life ------------------------------------------------------------------------------------
- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 /* Cuts units first .. end of the store's region r into planes. */
 static void lay_out_units(store *s, const store_region *r, int32_t first, int32_t end,
@@ -176,8 +174,7 @@ void store_destroy(store *s)
     free(s);
 }
 
-/* ---- access ----------------------------------------------------------------------------------
- */
+/* ---- access ---------------------------------------------------------------------------------- */
 
 void store_get(const store *s, int32_t param, int64_t first, int64_t n, float *ret)
 {
@@ -223,8 +220,7 @@ uint64_t store_hash(const store *s)
     return hash;
 }
 
-/* ---- random initialisation -------------------------------------------------------------------
- */
+/* ---- random initialisation ------------------------------------------------------------------- */
 
 enum { INIT_CHUNK = 1 << 18 };
 

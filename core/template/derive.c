@@ -38,8 +38,7 @@ bool graph_needs_grad(const struct tpl_graph *g, mt_val v)
     return false;
 }
 
-/* ---- siblings ---------------------------------------------------------------------------------
- */
+/* ---- siblings -------------------------------------------------------------------------------- */
 
 /* Can this node be stacked with others: parameters of its own, each used here only, all trainable
  * or all frozen? */
@@ -160,8 +159,7 @@ out:
     return status;
 }
 
-/* ---- views ------------------------------------------------------------------------------------
- */
+/* ---- views ----------------------------------------------------------------------------------- */
 
 /* Do the operations that make columns of v cover it exactly, and is v nothing else's operand? Then
  * the gradients of the parts are the one of the whole, and nobody sees the whole change. */
@@ -227,8 +225,7 @@ void graph_alias_views(struct tpl_graph *g)
     }
 }
 
-/* ---- parameter layout -------------------------------------------------------------------------
- */
+/* ---- parameter layout ------------------------------------------------------------------------ */
 
 static int64_t align_up(int64_t x)
 {
@@ -269,8 +266,7 @@ void graph_lay_out_params(struct tpl_graph *g, tpl *t)
     t->flat_elems = place(g, PLACE_ALIAS, t->own_elems);
 }
 
-/* ---- policies ---------------------------------------------------------------------------------
- */
+/* ---- policies -------------------------------------------------------------------------------- */
 
 /* Makes v available to backward: marks it saved, or its producer (and what that needs) recomputed.
  */

@@ -149,8 +149,7 @@ static void ignore_tensor(mt_model *mm, const char *pattern)
 static const mt_model_api api = { sizeof(mt_model_api), add_template, add_unit,      set_vocab,
                                   set_max_positions,    rope,         ignore_tensor, rope_of };
 
-/* ---- units and parameters ---------------------------------------------------------------------
- */
+/* ---- units and parameters -------------------------------------------------------------------- */
 
 static bool same_tuple(const tpl *below, const tpl *above)
 {

@@ -29,8 +29,7 @@ static node *maker_of(struct tpl_graph *g, mt_val v)
     return i < 0 ? NULL : &g->nodes[i];
 }
 
-/* ---- stages -----------------------------------------------------------------------------------
- */
+/* ---- stages ---------------------------------------------------------------------------------- */
 
 /* What follows from experts' outputs is theirs as long as it leads to an expert again. */
 static void find_stages(struct tpl_graph *g)
@@ -81,8 +80,7 @@ mt_status graph_sort_stages(struct tpl_graph *g)
     return MT_OK;
 }
 
-/* ---- may it be cut? ---------------------------------------------------------------------------
- */
+/* ---- may it be cut? -------------------------------------------------------------------------- */
 
 /* Is v a parameter that an operation by expert alone reads, as a stack of `experts`? */
 static bool is_stack(const struct tpl_graph *g, mt_val v, int64_t experts)
@@ -207,8 +205,7 @@ int64_t tpl_part_elems(const tpl *t)
     return n;
 }
 
-/* ---- what a segment holds ---------------------------------------------------------------------
- */
+/* ---- what a segment holds -------------------------------------------------------------------- */
 
 /* Slots by their place in the flat layout. */
 static void sort_slots(const tpl *t, int32_t *ret)

@@ -78,8 +78,7 @@ void tpl_destroy(tpl *t); /* accepts NULL */
 /* Elements of one part of all stacks together; 0 where t->parts is 1. [pure] */
 int64_t tpl_part_elems(const tpl *t);
 
-/* ---- a plan: offsets and bytes for given bounds -----------------------------------------------
- */
+/* ---- a plan: offsets and bytes for given bounds ---------------------------------------------- */
 
 typedef struct tpl_bounds {
     int64_t tokens;        /* most tokens of a micro-batch */
@@ -160,8 +159,7 @@ mt_status tpl_plan_create(const tpl *t, tpl_policy policy, const tpl_bounds *bou
                           const mt_backend *backend, void *device, tpl_plan **ret);
 void tpl_plan_destroy(tpl_plan *p); /* accepts NULL */
 
-/* ---- running ----------------------------------------------------------------------------------
- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 /* Bind: bases of the regions; everything else is pointer arithmetic. All device pointers. `in`,
  * `out` and `saved` must still hold in backward what forward left there. An evaluation or
@@ -196,8 +194,7 @@ void tpl_backward(const tpl_plan *p, void *queue, const tpl_binding *bind, const
  * [pure] */
 const void *tpl_expert_offsets(const tpl_plan *p, const tpl_binding *bind, mt_pass pass);
 
-/* ---- operations -------------------------------------------------------------------------------
- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 /* The definition of a built-in operation, NULL when there is none of that name. */
 const mt_op_def *op_find(const char *name);

@@ -46,8 +46,7 @@ struct data_source {
     char text[2048]; /* error text of the thread, once a slot has an error */
 };
 
-/* ---- steps ------------------------------------------------------------------------------------
- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* MT_END only when there is not a single micro-batch for it. */
 static mt_status pack_step(data_source *d, slot *s)

@@ -25,8 +25,7 @@
 
 #define TOKENIZER_FILE "tokenizer.json"
 
-/* ---- masters that stand in files ----------------------------------------------------------------
- */
+/* ---- masters that stand in files ------------------------------------------------------------- */
 
 enum { WINDOWS = 4 };
 
@@ -193,8 +192,7 @@ static void get_from_file(void *arg, int32_t param, int64_t first, int64_t n, fl
     }
 }
 
-/* ---- one tensor ---------------------------------------------------------------------------------
- */
+/* ---- one tensor ------------------------------------------------------------------------------ */
 
 /* The tensor of the file that is this one, name, rows and all; -1 when it stands there otherwise.
  */
@@ -373,8 +371,7 @@ static mt_status export_weights(const model *m, const char *path, const mt_weigh
     return status;
 }
 
-/* ---- the folder ---------------------------------------------------------------------------------
- */
+/* ---- the folder ------------------------------------------------------------------------------ */
 
 static mt_status copy_file(const char *from, const char *name, const char *folder)
 {

@@ -506,8 +506,7 @@ static mt_status steps(loop *l)
     return st;
 }
 
-/* ---- export at the end --------------------------------------------------------------------------
- */
+/* ---- export at the end ----------------------------------------------------------------------- */
 
 /* Where the finished run is exported to; false: nowhere. */
 static bool export_folder(const run_manifest *run, char ret[RUN_FOLDER_PATH])

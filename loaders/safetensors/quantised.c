@@ -16,8 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- what the codes stand for ------------------------------------------------------------------
- */
+/* ---- what the codes stand for ---------------------------------------------------------------- */
 
 static mt_status make_tables(st_reader *r)
 {
@@ -44,8 +43,7 @@ static mt_status make_tables(st_reader *r)
     return MT_OK;
 }
 
-/* ---- which tensors belong together -------------------------------------------------------------
- */
+/* ---- which tensors belong together ----------------------------------------------------------- */
 
 static int by_name(const void *a, const void *b)
 {
@@ -149,8 +147,7 @@ static mt_status view(st_reader *r, const st_tensor **sorted, int64_t index, con
     return status;
 }
 
-/* ---- config.json -------------------------------------------------------------------------------
- */
+/* ---- config.json ----------------------------------------------------------------------------- */
 
 /* What config.json says about the quantisation. Whether the file is there and right is not for the
  * weights' reader to judge. */
@@ -217,8 +214,7 @@ out:
     return status;
 }
 
-/* ---- reading -----------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* Where a batch of decoded values, from byte `at` of the tensor on, overlaps what was asked for. */
 static void deliver(const uint16_t *values, int64_t at, int64_t bytes, int64_t offset, int64_t n,

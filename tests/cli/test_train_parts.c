@@ -14,8 +14,7 @@
 #include <math.h>
 #include <unistd.h>
 
-/* ---- schedules: expected values are those of transformers/optimization.py ----------------------
- */
+/* ---- schedules: expected values are those of transformers/optimization.py -------------------- */
 
 static bool near(double a, double b)
 {
@@ -85,8 +84,7 @@ static void ratios_become_steps(void)
     CHECK(schedule_of_run(&run, 101).warmup == 7);
 }
 
-/* ---- sampling ----------------------------------------------------------------------------------
- */
+/* ---- sampling -------------------------------------------------------------------------------- */
 
 static int32_t draw_one(const sampler_options *o, const float *logits, int64_t n)
 {
@@ -197,8 +195,7 @@ static void bad_sampling_is_refused(void)
     sampler_destroy(s);
 }
 
-/* ---- figures -----------------------------------------------------------------------------------
- */
+/* ---- figures --------------------------------------------------------------------------------- */
 
 #define SAME(a, b)                                                                                 \
     do {                                                                                           \
@@ -228,8 +225,7 @@ static void figures_read_well(void)
     SAME(human_grouped(8030261248), "8,030,261,248");
 }
 
-/* ---- UTF-8 -------------------------------------------------------------------------------------
- */
+/* ---- UTF-8 ----------------------------------------------------------------------------------- */
 
 static void shows_on(bool terminal, const char *bytes, const char *expected)
 {
@@ -272,8 +268,7 @@ static void terminals_get_no_control_characters(void)
     shows_on(true, "a\033[2J\x7f\n\t\xc2\x9b\xc2\xa0", "a" BAD "[2J" BAD "\n\t" BAD "\xc2\xa0");
 }
 
-/* ---- metrics -----------------------------------------------------------------------------------
- */
+/* ---- metrics --------------------------------------------------------------------------------- */
 
 static char *slurp(const char *path)
 {

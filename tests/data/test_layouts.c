@@ -378,8 +378,7 @@ static void resume(void)
     }
 }
 
-/* ---- export -----------------------------------------------------------------------------------
- */
+/* ---- export ---------------------------------------------------------------------------------- */
 
 static void write_text(const char *path, const char *text)
 {
@@ -487,8 +486,7 @@ static void export_fails(void)
     support_leave(folder);
 }
 
-/* ---- what is refused --------------------------------------------------------------------------
- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
 static void which_layout(void)
 {
@@ -582,8 +580,7 @@ static void declarations(void)
     layered_destroy(x);
 }
 
-/* ---- large ones --------------------------------------------------------------------------------
- */
+/* ---- large ones ------------------------------------------------------------------------------ */
 
 /* Transposed matrices of more than a piece, and one of which not even a column fits a piece. */
 static void large_transposed(void)

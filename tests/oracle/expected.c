@@ -11,8 +11,7 @@
 
 /* The bounds: max |a - b| / max |b| in FP32. */
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static int64_t elems(const mt_tensor_info *info)
 {
@@ -172,8 +171,7 @@ void expected_grads_destroy(double **grads, const model *m)
     free(grads);
 }
 
-/* ---- batches ----------------------------------------------------------------------------------
- */
+/* ---- batches --------------------------------------------------------------------------------- */
 
 static mt_status fill_micro(const expected *e, int64_t first, int64_t end, micro_batch *b)
 {
@@ -229,8 +227,7 @@ void expected_batch_finish(step_batch *b)
     *b = (step_batch){ 0 };
 }
 
-/* ---- comparison -------------------------------------------------------------------------------
- */
+/* ---- comparison ------------------------------------------------------------------------------ */
 
 double expected_error(const double *a, const double *b, int64_t n)
 {

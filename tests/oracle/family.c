@@ -100,8 +100,7 @@ static void check_grads(subject *s, const char *what)
     s->worst_grads = fmax(s->worst_grads, expected_check_grads(&s->e, what, s->m, s->grads));
 }
 
-/* ---- how the documents are packed -------------------------------------------------------------
- */
+/* ---- how the documents are packed ------------------------------------------------------------ */
 
 typedef struct packing {
     const char *name;
@@ -119,8 +118,7 @@ static mt_status pack(const expected *e, int64_t per_micro, step_batch *ret)
     return expected_batch(e, first, n, ret);
 }
 
-/* ---- logits ------------------------------------------------------------------------------------
- */
+/* ---- logits ---------------------------------------------------------------------------------- */
 
 /* Feeds n tokens at positions used..; ret [n, vocab]. */
 typedef mt_status (*generate_fn)(void *runner, const int32_t *tokens, int64_t n, int64_t used,
@@ -151,8 +149,7 @@ static void check_logits(subject *s, const char *what, bool whole, generate_fn g
     free(logits);
 }
 
-/* ---- without the engine ------------------------------------------------------------------------
- */
+/* ---- without the engine ---------------------------------------------------------------------- */
 
 static mt_status generate_by_units(void *runner, const int32_t *tokens, int64_t n, int64_t used,
                                    double *ret)
@@ -193,8 +190,7 @@ static void check_units(subject *s, mt_dtype precision, const packing *how)
     expected_batch_finish(&batch);
 }
 
-/* ---- by the engine -----------------------------------------------------------------------------
- */
+/* ---- by the engine --------------------------------------------------------------------------- */
 
 /* Gradients only: no update is ever asked for. */
 static mt_status no_update(const void *optim, const mt_update *u)
@@ -334,8 +330,7 @@ static void check_generation(subject *s)
     plan_destroy(p);
 }
 
-/* ---- cases -------------------------------------------------------------------------------------
- */
+/* ---- cases ----------------------------------------------------------------------------------- */
 
 static void check_case(const char *name)
 {

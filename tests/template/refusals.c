@@ -92,8 +92,7 @@ static void builder(void)
                         "statistics dtype");
 }
 
-/* ---- models -----------------------------------------------------------------------------------
- */
+/* ---- models ---------------------------------------------------------------------------------- */
 
 BUILD(embed, mt_output(b, 0, mt_embedding(b, mt_matrix(b, "table", ZOO_VOCAB, H, 0.1)));)
 BUILD(double_up, mt_output(b, 0, mt_scale(b, mt_input(b, 0, H), 2));)

@@ -65,8 +65,7 @@ static void check(const char *yaml, int64_t head_dim, const golden *g, int n, do
 #define CHECK_ROPE(yaml, dim, g, sum, factor)                                                      \
     check(yaml, dim, g, (int)(sizeof(g) / sizeof *(g)), sum, factor)
 
-/* ---- published models -------------------------------------------------------------------------
- */
+/* ---- published models ------------------------------------------------------------------------ */
 
 static void llama31(void)
 {
@@ -129,8 +128,7 @@ static void ministral3(void)
                128, g, 5.13512938, 1);
 }
 
-/* ---- rules ------------------------------------------------------------------------------------
- */
+/* ---- rules ----------------------------------------------------------------------------------- */
 
 static void default_and_linear(void)
 {

@@ -83,8 +83,7 @@ static const attn_form *form_of(cpu_isa isa, mt_dtype dtype)
     return dtype == MT_BF16 ? &attn_reference_bf16 : &attn_reference_f32;
 }
 
-/* ---- kept keys and values
- * ----------------------------------------------------------------------------- */
+/* ---- kept keys and values -------------------------------------------------------------------- */
 
 static bool keeps(const mt_op_call *c)
 {
