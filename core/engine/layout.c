@@ -16,6 +16,7 @@ const char *layout_region_name(layout_region r)
         [LAYOUT_ACTIVATION_GRADS] = "boundary gradients",
         [LAYOUT_SAVED] = "saved activations",
         [LAYOUT_CARRIED] = "activations between segments",
+        [LAYOUT_TALLIES] = "sums over units",
         [LAYOUT_WORK] = "workspace",
         [LAYOUT_BATCH] = "batches",
         [LAYOUT_LOSS] = "token losses",
@@ -235,6 +236,8 @@ static void lay_out_values(const plan *p, layout *l)
     l->value_stride = widest;
     l->n_values = tuple * (p->group_batches + spare);
     l->bytes[LAYOUT_CARRIED] = l->carried_stride * p->group_batches;
+    l->tally_stride = layout_align(p->m->tally * (int64_t)sizeof(double));
+    l->bytes[LAYOUT_TALLIES] = l->tally_stride * p->group_batches;
     l->bytes[LAYOUT_WORK] = layout_align(work);
     l->bytes[LAYOUT_LOSS] = layout_align(p->tpl[n_units - 1]->out_bytes[0]);
     if (r->training) {

@@ -28,6 +28,7 @@ typedef enum layout_region {
     LAYOUT_ACTIVATION_GRADS,
     LAYOUT_SAVED,
     LAYOUT_CARRIED,
+    LAYOUT_TALLIES,
     LAYOUT_WORK,
     LAYOUT_BATCH,
     LAYOUT_LOSS,
@@ -83,6 +84,7 @@ typedef struct layout {
     int64_t n_sums;                   /* parts of them whose squares are summed */
     int64_t n_aux_losses;             /* units that add a loss of their own */
     int64_t carried_stride;           /* bytes of a micro-batch from stage to stage */
+    int64_t tally_stride;             /* bytes of a micro-batch's sums over units */
     int64_t n_blocks;                 /* slices of all parameters: partial sums of squares */
     int64_t sum_scratch;              /* bytes */
     int64_t join_bytes;

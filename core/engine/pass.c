@@ -20,6 +20,12 @@ static void *boundary(const engine *e, int32_t unit, int64_t b, uint32_t i)
            u->value_offset[i];
 }
 
+/* What units sum up for batch `b` of the group. */
+static double *tally_of(const engine *e, int64_t b)
+{
+    return (double *)((char *)e->region[LAYOUT_TALLIES] + b * e->l.tally_stride);
+}
+
 /* Binds the unit of a piece; w is NULL where its weights are not needed. */
 static void bind_piece(const engine *e, int32_t piece, const weight_buffer *w, int64_t b,
                        tpl_binding *bind)
@@ -41,6 +47,7 @@ static void bind_piece(const engine *e, int32_t piece, const weight_buffer *w, i
         bind->saved =
             (char *)e->region[LAYOUT_SAVED] + e->unit[unit].saved[0] + b * e->unit[unit].saved[1];
     bind->carry = (char *)e->region[LAYOUT_CARRIED] + b * e->l.carried_stride;
+    bind->tally = tally_of(e, b);
 }
 
 /* Boundary values whose gradients come from above. */
@@ -362,6 +369,15 @@ static void prepare_group(engine *e, const step_batch *batch, int64_t g, bool wi
     e->next_key = s->first_key + g + 1;
 }
 
+/* Before a group's forward. */
+static void clear_tallies(engine *e, const group_set *set)
+{
+    if (e->l.tally_stride == 0)
+        return;
+    e->b->fill(e->dev, e->q_compute, tally_of(e, 0), 0, set->range.n * e->l.tally_stride);
+    enqueued(e, e->q_compute);
+}
+
 void pass_train(engine *e)
 {
     step_state *step = &e->step;
@@ -381,6 +397,7 @@ void pass_train(engine *e)
                             .first_group = g == 0,
                             .last_group = g == groups - 1 };
         int64_t pos = g * step->seq.group_length;
+        clear_tallies(e, pass.set);
         for (int64_t i = 0; i < head; i++)
             forward_visit(e, &pass, pos + i, MT_PASS_TRAIN);
         for (int64_t i = head; i < e->l.n_visits; i++) {
@@ -403,6 +420,7 @@ double pass_eval(engine *e, const step_batch *batch)
         prepare_group(e, batch, g, true);
         /* Losses of one group at a time are on the host. */
         group_pass pass = { .set = &e->set[(e->step.seq.first_key + g) % LAYOUT_SETS] };
+        clear_tallies(e, pass.set);
         for (int64_t i = 0; i < n; i++)
             forward_visit(e, &pass, g * n + i, MT_PASS_EVAL);
         e->b->event_record(e->dev, pass.set->done, e->q_compute);

@@ -384,6 +384,7 @@ static void sum_flops(const struct tpl_graph *g, tpl *t)
             t->makes_loss = true;
         if (n->def->flags & MT_OP_EMITS_LOSS)
             t->adds_loss = true;
+        t->tally += n->shape.tally; /* a unit adds one loss at most */
     }
 }
 

@@ -76,6 +76,7 @@ static void run(const tpl_plan *p, const struct tpl_program *prog, void *queue,
         if (s->stage == TPL_EXPERTS && (nodes[s->node].def->flags & MT_OP_BY_EXPERT))
             segment_take_experts(p, bind->segment, &call);
         call.used = bind->used;
+        call.tally = bind->tally;
         call.d_accumulate = s->accumulate | (bind->accumulate ? s->accumulate_later : 0);
         if (s->backward)
             s->kernel->backward(p->device, queue, &call);

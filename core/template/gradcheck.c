@@ -134,6 +134,8 @@ static mt_status set_up(rig *r)
     if (st == MT_OK)
         st = alloc(r, r->plan->grad_bytes, &r->bind.grads);
     r->bind.weights = r->weights;
+    if (st == MT_OK)
+        st = alloc(r, r->t->tally * (int64_t)sizeof *r->bind.tally, &r->bind.tally);
     for (uint32_t i = 0; st == MT_OK && i < r->t->n_in; i++) {
         st = alloc(r, r->plan->in_bytes[i], &r->in[i]);
         for (int64_t k = 0; st == MT_OK && k < values_of(r->plan->in_bytes[i]); k++)
@@ -173,6 +175,7 @@ static void tear_down(rig *r)
 /* The scalar that is differentiated, at the present weights and inputs. */
 static double scalar(rig *r, mt_pass pass)
 {
+    memset(r->bind.tally, 0, (size_t)r->t->tally * sizeof *r->bind.tally);
     tpl_forward(r->plan, r->queue, &r->bind, &r->batch, pass);
     r->backend->queue_sync(r->device, r->queue);
     double sum = 0;

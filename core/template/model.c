@@ -187,6 +187,26 @@ static mt_status check_chain(const model *m)
     return MT_OK;
 }
 
+/* There is one tally, and every unit that uses it means the same by it. */
+static mt_status find_tally(model *m)
+{
+    int32_t first = -1;
+    for (int32_t u = 0; u < m->n_units; u++) {
+        int64_t tally = m->units[u].t->tally;
+        if (tally && m->tally && tally != m->tally)
+            return status_set(MT_ERR_INVALID,
+                              "units '%s' and '%s' share sums over layers, of %lld and of %lld "
+                              "numbers; a loss over all layers needs equally many experts in each",
+                              m->units[first].name, m->units[u].name, (long long)m->tally,
+                              (long long)tally);
+        if (tally && !m->tally) {
+            m->tally = tally;
+            first = u;
+        }
+    }
+    return MT_OK;
+}
+
 /* Lists the parameters that unit u owns. */
 static mt_status list_own(maker *k, int32_t u)
 {
@@ -295,6 +315,8 @@ static mt_status assemble(maker *k)
     if (!m->params)
         return MT_ERR_NOMEM;
     mt_status s = check_chain(m);
+    if (s == MT_OK)
+        s = find_tally(m);
     for (int32_t u = 0; s == MT_OK && u < m->n_units; u++)
         s = list_own(k, u);
     if (s == MT_OK)

@@ -40,6 +40,7 @@ typedef struct model {
     model_param *params;
     int64_t total_params; /* unique elements, no padding */
     int64_t store_elems;  /* sum of own_elems over units */
+    int64_t tally;        /* doubles of a micro-batch's (mt_op_shape); 0: there is none */
     int64_t vocab;
     int64_t max_positions;
     int32_t n_ignore;

@@ -56,6 +56,7 @@ typedef struct tpl {
     int64_t in_cols[MT_UNIT_MAX_IO], out_cols[MT_UNIT_MAX_IO];
     bool makes_loss;             /* output 0 is the loss, [T, 1] in the statistics dtype */
     bool adds_loss;              /* an operation emits one beside it (MT_OP_EMITS_LOSS) */
+    int64_t tally;               /* doubles of the model's tally (mt_op_shape); 0: it uses none */
     double gemm_flops_per_token; /* forward */
     double scan_flops_per_token; /* forward, of recurrences */
     double recompute_gemm_flops[TPL_POLICIES]; /* per token, that backward adds under each policy */
@@ -181,6 +182,9 @@ typedef struct tpl_binding {
     tpl_stage stage;
     int32_t segment;
     void *carry; /* carry_bytes of this micro-batch */
+    /* The tally of this micro-batch, tpl.tally doubles; in training and evaluation. The caller
+     * clears it before the first unit's forward and keeps it to the last one's backward. */
+    double *tally;
 } tpl_binding;
 
 /* Enqueue one micro-batch through the unit. Parameters that a pass over the whole template gives

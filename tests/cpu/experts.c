@@ -287,34 +287,66 @@ static void grouped_linear(void)
 
 /* ---- balance --------------------------------------------------------------------------------- */
 
-/* Both modes by their definitions, from the picks. */
-static double expected_loss(const mt_balance_attr *a, const double *logits, const int32_t *pick,
-                            const mt_batch *b, int64_t experts, int64_t k)
+/* Adds tokens [first, end) to rows of each expert and sums of p of each. */
+static void add_scores(const double *logits, const int32_t *pick, int64_t first, int64_t end,
+                       int64_t experts, int64_t k, double *rows, double *scores)
 {
-    bool seq = a->mode == MT_BALANCE_DEEPSEEK_SEQ;
-    double total = 0;
-    for (int64_t part = 0; part < (seq ? b->documents : 1); part++) {
-        int64_t first = seq ? b->doc_starts[part] : 0;
-        int64_t end = seq ? b->doc_starts[part + 1] : b->tokens, n = end - first, targets = 0;
-        double f[MAX_EXPERTS] = { 0 }, mean[MAX_EXPERTS] = { 0 }, loss = 0;
-        for (int64_t t = first; t < end; t++) {
-            double sum = 0;
-            targets += b->targets[t] >= 0;
-            for (int64_t j = 0; j < k; j++)
-                f[pick[t * k + j]] += 1.0 / (double)n;
-            for (int64_t e = 0; e < experts; e++)
-                sum += exp(logits[t * experts + e]);
-            for (int64_t e = 0; e < experts; e++)
-                mean[e] += exp(logits[t * experts + e]) / sum / (double)n;
-        }
+    for (int64_t t = first; t < end; t++) {
+        double sum = 0;
+        for (int64_t j = 0; j < k; j++)
+            rows[pick[t * k + j]] += 1;
         for (int64_t e = 0; e < experts; e++)
-            loss += (double)experts * f[e] * mean[e];
-        total += a->coef * (double)targets * (seq ? loss / (double)k : loss);
+            sum += exp(logits[t * experts + e]);
+        for (int64_t e = 0; e < experts; e++)
+            scores[e] += exp(logits[t * experts + e]) / sum;
     }
-    return total;
 }
 
-static void balance(void)
+static double switch_loss(const double *rows, const double *scores, double tokens, int64_t experts)
+{
+    double loss = 0;
+    for (int64_t e = 0; e < experts && tokens > 0; e++)
+        loss += (double)experts * (rows[e] / tokens) * (scores[e] / tokens);
+    return loss;
+}
+
+static int64_t targets_in(const mt_batch *b, int64_t first, int64_t end)
+{
+    int64_t n = 0;
+    for (int64_t t = first; t < end; t++)
+        n += b->targets[t] >= 0;
+    return n;
+}
+
+/* All modes by their definitions, from the picks; `tally` is what other layers have left. */
+static double expected_loss(const mt_balance_attr *a, const double *logits, const int32_t *pick,
+                            const mt_batch *b, int64_t experts, int64_t k, const double *tally)
+{
+    double total = 0, rows[MAX_EXPERTS] = { 0 }, scores[MAX_EXPERTS] = { 0 };
+    if (a->mode != MT_BALANCE_DEEPSEEK_SEQ) {
+        bool layers = a->mode == MT_BALANCE_HF_ALL_LAYERS;
+        double tokens = layers ? tally[2 * experts] : 0;
+        for (int64_t e = 0; e < experts && layers; e++) {
+            rows[e] = tally[e];
+            scores[e] = tally[experts + e];
+        }
+        total = -switch_loss(rows, scores, tokens, experts);
+        add_scores(logits, pick, 0, b->tokens, experts, k, rows, scores);
+        total += switch_loss(rows, scores, tokens + (double)b->tokens, experts);
+        return a->coef * (double)targets_in(b, 0, b->tokens) * total;
+    }
+    for (int64_t d = 0; d < b->documents; d++) {
+        int64_t first = b->doc_starts[d], end = b->doc_starts[d + 1];
+        memset(rows, 0, sizeof rows);
+        memset(scores, 0, sizeof scores);
+        add_scores(logits, pick, first, end, experts, k, rows, scores);
+        double loss = switch_loss(rows, scores, (double)(end - first), experts);
+        total += (double)targets_in(b, first, end) * loss;
+    }
+    return a->coef * total / (double)k;
+}
+
+static void check_balance(mt_balance_mode mode, const double *tally)
 {
     enum { T = 150, E = 6, K = 2 };
     static const int32_t doc_starts[] = { 0, 1, 70, 71, T };
@@ -330,21 +362,34 @@ static void balance(void)
                 slots[i] = row++;
         offsets[e + 1] = row;
     }
-    for (mt_balance_mode mode = 0; mode < 2; mode++) {
-        mt_balance_attr a = { mode, 0, 0.3 };
-        op_case c = balance_case(&a, doc_starts, 4, E, K, slots, offsets, targets);
-        op_data d;
-        op_result r;
-        op_fill(&c, 1, &d);
-        op_run(cpu_side("scalar", 1), &c, &d, &(op_how){ .dtype = MT_F64 }, &r);
-        double want = expected_loss(&a, d.in[0], pick, &c.batch, E, K);
-        CHECK(fabs(r.out[0][0] - want) < 1e-12 * want, "mode %d: %.17g, not %.17g", mode,
-              r.out[0][0], want);
-        op_result_free(&r);
-        op_data_free(&d);
-        op_check_fast(&c, 2, 2e-6, 1e-2);
-        op_check_gradients(&c, 3, 1e-7);
-    }
+    mt_balance_attr a = { mode, 0, 0.3 };
+    op_case c = balance_case(&a, doc_starts, 4, E, K, slots, offsets, targets, tally);
+    op_data d;
+    op_result r;
+    op_fill(&c, 1, &d);
+    op_run(cpu_side("scalar", 1), &c, &d, &(op_how){ .dtype = MT_F64 }, &r);
+    double want = expected_loss(&a, d.in[0], pick, &c.batch, E, K, tally);
+    CHECK(fabs(r.out[0][0] - want) < 1e-12 * fabs(want), "mode %d: %.17g, not %.17g", mode,
+          r.out[0][0], want);
+    for (int e = 0; c.n_tally && e < E; e++)
+        CHECK(r.tally[e] == tally[e] + offsets[e + 1] - offsets[e], "rows of expert %d: %g", e,
+              r.tally[e]);
+    CHECK(!c.n_tally || r.tally[2 * E] == tally[2 * E] + T, "%g tokens", r.tally[2 * E]);
+    op_result_free(&r);
+    op_data_free(&d);
+    op_check_fast(&c, 2, 2e-6, 1e-2);
+    op_check_gradients(&c, 3, 1e-7);
+}
+
+static void balance(void)
+{
+    /* Before the first layer with experts, and after two layers of 150 tokens. */
+    static const double none[13] = { 0 },
+                        some[13] = { 10, 250, 0, 40, 100, 200, 60, 20, 110, 30, 45, 35, 300 };
+    check_balance(MT_BALANCE_HF_PER_LAYER, NULL);
+    check_balance(MT_BALANCE_DEEPSEEK_SEQ, NULL);
+    check_balance(MT_BALANCE_HF_ALL_LAYERS, none);
+    check_balance(MT_BALANCE_HF_ALL_LAYERS, some);
 }
 
 /* ---- columns --------------------------------------------------------------------------------- */

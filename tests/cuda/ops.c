@@ -196,21 +196,36 @@ static void rows_of_experts(void)
     check_rows_of_experts(250, 8, 512);
 }
 
-/* Both modes, on documents of one token and of many; expert e has rows up to e^2 of all. */
-static void balances(void)
+/* Documents of one token and of many; expert e has rows up to e^2 of all. `tally`: what other
+ * layers have left. */
+static void check_balance(mt_balance_mode mode, int64_t experts, const double *tally)
 {
-    enum { T = 300, E = 12, K = 3 };
+    enum { T = 300, K = 3, MAX_EXPERTS = 600 };
     static const int32_t doc_starts[] = { 0, 1, 70, 71, T };
-    int32_t targets[T], offsets[E + 1];
+    int32_t targets[T], offsets[MAX_EXPERTS + 1];
     for (int t = 0; t < T; t++)
         targets[t] = t % 7 == 3 ? -100 : t;
-    for (int e = 0; e <= E; e++)
-        offsets[e] = T * K * e * e / (E * E);
-    for (mt_balance_mode mode = 0; mode < 2; mode++) {
-        mt_balance_attr a = { mode, 0, 0.3 };
-        op_case c = balance_case(&a, doc_starts, 4, E, K, some_slots(T * K), offsets, targets);
-        op_check(&c, 15, (op_bounds){ 2e-6, 2e-3 });
+    for (int64_t e = 0; e <= experts; e++)
+        offsets[e] = (int32_t)(T * K * e * e / (experts * experts));
+    mt_balance_attr a = { mode, 0, 0.3 };
+    op_case c =
+        balance_case(&a, doc_starts, 4, experts, K, some_slots(T * K), offsets, targets, tally);
+    op_check(&c, 15, (op_bounds){ 2e-6, 2e-3 });
+}
+
+static void balances(void)
+{
+    static const double none[2 * 600 + 1] = { 0 };
+    double some[2 * 12 + 1] = { [24] = 600 }; /* two layers, unevenly used */
+    for (int e = 0; e < 12; e++) {
+        some[e] = 1800.0 * e / 66;
+        some[12 + e] = 600.0 * (12 - e) / 78;
     }
+    check_balance(MT_BALANCE_HF_PER_LAYER, 12, NULL);
+    check_balance(MT_BALANCE_DEEPSEEK_SEQ, 12, NULL);
+    check_balance(MT_BALANCE_HF_ALL_LAYERS, 12, none);
+    check_balance(MT_BALANCE_HF_ALL_LAYERS, 12, some);
+    check_balance(MT_BALANCE_HF_ALL_LAYERS, 600, none);
 }
 
 static void check_grouped(const int32_t *offsets, int64_t experts, int64_t n, int64_t k, bool bias)

@@ -101,7 +101,7 @@ op_case grouped_case(const int32_t *offsets, int64_t experts, int64_t n, int64_t
 
 op_case balance_case(const mt_balance_attr *a, const int32_t *starts, int64_t documents,
                      int64_t experts, int64_t k, const int32_t *slots, const int32_t *offsets,
-                     const int32_t *targets)
+                     const int32_t *targets, const double *tally)
 {
     int64_t t = starts[documents];
     op_case c = { .op = "balance_loss",
@@ -116,6 +116,9 @@ op_case balance_case(const mt_balance_attr *a, const int32_t *starts, int64_t do
                   .batch = documents_of(starts, documents) };
     c.batch.targets = targets;
     c.batch.loss_scale = 20;
+    c.tally = tally;
+    c.n_tally = mt_balance_tally(a->mode, experts);
+    c.drop_in = c.n_tally ? 1u << 1 | 1u << 2 : 0; /* the tally has the counts */
     return c;
 }
 

@@ -22,10 +22,11 @@ op_case dispatch_case(int64_t t, int64_t k, int64_t cols, const int32_t *slots);
 op_case combine_case(int64_t t, int64_t k, int64_t cols, const int32_t *slots);
 /* Rows [offsets[e], offsets[e + 1]) of x [.., k] times the w [n, k] of expert e. */
 op_case grouped_case(const int32_t *offsets, int64_t experts, int64_t n, int64_t k, bool bias);
-/* slots [t, k], offsets [experts + 1], targets [t]. */
+/* slots [t, k], offsets [experts + 1], targets [t]; tally, of a mode that has one, what other
+ * layers left. */
 op_case balance_case(const mt_balance_attr *a, const int32_t *starts, int64_t documents,
                      int64_t experts, int64_t k, const int32_t *slots, const int32_t *offsets,
-                     const int32_t *targets);
+                     const int32_t *targets, const double *tally);
 
 /* ---- columns --------------------------------------------------------------------------------- */
 

@@ -152,6 +152,7 @@ void op_result_free(op_result *r)
         free(r->aux[i]);
     for (int i = 0; i < MT_OP_MAX_IN; i++)
         free(r->d_in[i]);
+    free(r->tally);
     free(r->logits);
 }
 
@@ -299,6 +300,11 @@ static int64_t logits_of(const op_case *c)
     return c->batch.n_logit_rows * c->in[1].rows;
 }
 
+static int64_t tally_bytes(const op_case *c)
+{
+    return c->n_tally * (int64_t)sizeof *c->tally;
+}
+
 static void put_operands(running *r)
 {
     const op_case *c = r->c;
@@ -307,6 +313,8 @@ static void put_operands(running *r)
     call->batch = put_batch(r->s, &c->batch, &r->memory);
     if (logits_of(c))
         call->batch.logits = side_put(r->s, NULL, logits_of(c) * mt_dtype_size(r->stat));
+    if (c->n_tally)
+        call->tally = side_put(r->s, c->tally, tally_bytes(c));
     for (uint32_t i = 0; i < c->n_in; i++) {
         const op_value *v = &c->in[i];
         if (!v->cols)
@@ -365,6 +373,11 @@ static void fetch_results(running *r, op_result *ret)
     if (call->batch.logits) {
         mt_tensor t = { call->batch.logits, 1, logits_of(c), logits_of(c), r->stat, 0 };
         ret->logits = unpack(r->s, &t);
+    }
+    if (c->n_tally) {
+        ret->tally = get((size_t)c->n_tally, sizeof *ret->tally);
+        side_get(r->s, ret->tally, call->tally, tally_bytes(c));
+        side_free(r->s, call->tally, tally_bytes(c));
     }
     for (int i = 0; i < BATCH_ARRAYS; i++)
         side_free(r->s, r->memory.p[i], r->memory.bytes[i]);
@@ -463,6 +476,8 @@ void op_compare(const op_case *c, const op_result *a, const op_result *b, double
             compare_index(c, how, "aux", i, a->aux[i], b->aux[i], op_count(&c->aux[i]));
         else
             compare_one(c, how, "aux", i, a->aux[i], b->aux[i], op_count(&c->aux[i]), bound);
+    if (c->n_tally)
+        compare_one(c, how, "tally", 0, a->tally, b->tally, c->n_tally, bound);
     for (uint32_t i = 0; i < c->n_in; i++)
         compare_one(c, how, "gradient", i, a->d_in[i], b->d_in[i], op_count(&c->in[i]), bound);
 }

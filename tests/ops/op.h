@@ -55,6 +55,8 @@ typedef struct op_case {
     bool grad_in_forward;             /* gradients of parameters come out of forward */
     mt_tensor state[MT_OP_MAX_STATE]; /* generation; on the side's device */
     int64_t used;
+    const double *tally; /* [n_tally] before forward; host */
+    int64_t n_tally;
 } op_case;
 
 typedef struct op_how {
@@ -75,6 +77,7 @@ void op_data_free(op_data *d);
 /* Every number as double, rows packed. */
 typedef struct op_result {
     double *out[MT_OP_MAX_OUT], *aux[MT_OP_MAX_AUX], *d_in[MT_OP_MAX_IN];
+    double *tally;         /* [n_tally] at the end */
     double *logits;        /* [n_logit_rows, vocab] where the batch asks for them */
     int64_t work_bytes[2]; /* of forward and of backward */
 } op_result;

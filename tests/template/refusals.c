@@ -68,6 +68,11 @@ BUILD(delta_heads, mt_val x = mt_input(b, 0, 6);
 BUILD(delta_gate, mt_val x = mt_input(b, 0, 6), y = mt_input(b, 1, 2);
       mt_output(b, 0, mt_gated_delta(b, x, x, x, y, y, &(mt_delta_attr){ 2, 2, 3, 3, 1e-6, 1 }));)
 
+BUILD(balance_mode, mt_router_attr a = { .top_k = 1 }; a.scale = 1;
+      mt_val logits = mt_linear(b, mt_input(b, 0, H), mt_matrix(b, "r", 3, H, 0.1), MT_NONE);
+      mt_routing to = mt_router(b, logits, MT_NONE, &a);
+      mt_balance_loss(b, logits, &to, &(mt_balance_attr){ 3, 0, 1 });)
+
 static void builder(void)
 {
     refused(no_output, "no output");
@@ -90,6 +95,7 @@ static void builder(void)
     refused(delta_heads, "3 v heads of 2 do not divide into 2 k heads of 3");
     refused(delta_gate, "g must be an activation of 2 columns with a row a token, in the "
                         "statistics dtype");
+    refused(balance_mode, "'balance_loss': mode 3 is unknown");
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */
@@ -110,6 +116,21 @@ BUILD(small_head, mt_output(b, 0,
                                                     mt_alias(b, "e.table", ZOO_VOCAB - 1, H),
                                                     &(mt_xent_attr){ 0 }));)
 
+/* A router of `experts` that adds to the loss over all layers. */
+static mt_status balanced(mt_builder *b, const void *arch, const void *arg)
+{
+    (void)arch;
+    const int64_t *experts = arg;
+    mt_router_attr router = { .top_k = 1, .scale = 1 };
+    mt_balance_attr balance = { MT_BALANCE_HF_ALL_LAYERS, 0, 1 };
+    mt_val x = mt_input(b, 0, H);
+    mt_val logits = mt_linear(b, x, mt_matrix(b, "r", *experts, H, 0.1), MT_NONE);
+    mt_routing to = mt_router(b, logits, MT_NONE, &router);
+    mt_balance_loss(b, logits, &to, &balance);
+    mt_output(b, 0, mt_combine(b, mt_dispatch(b, x, &to), &to));
+    return MT_OK;
+}
+
 static int shape; /* which model configure() makes */
 
 static mt_status configure(const mt_config *c, mt_model *m, void **ret)
@@ -129,6 +150,13 @@ static mt_status configure(const mt_config *c, mt_model *m, void **ret)
     mt_add_unit(m, "mid", shape == 2 ? w : d, "");
     if (shape == 5)
         mt_add_unit(m, "again", e, "e.");
+    if (shape >= 9) {
+        static const int64_t experts[2] = { 3, 4 };
+        int32_t few = mt_add_template(m, "few", balanced, &experts[0]),
+                more = mt_add_template(m, "more", balanced, &experts[1]);
+        mt_add_unit(m, "first", few, "1.");
+        mt_add_unit(m, "second", shape == 9 ? more : few, "2.");
+    }
     if (shape != 7)
         mt_add_unit(m, "head", h, "h.");
     if (shape == 8)
@@ -153,11 +181,16 @@ static void models(void)
                                         "unit 'again' takes 0",
                                         "no vocabulary",
                                         "is not a loss",
-                                        "no template 99" };
-    for (shape = 0; shape < 9; shape++) {
+                                        "no template 99",
+                                        "units 'first' and 'second' share sums over layers, of 7 "
+                                        "and of 9 numbers" };
+    for (shape = 0; shape < 11; shape++) {
         model *m = NULL;
         mt_status st = model_create(&arch, NULL, &m);
-        if (shape == 0) {
+        if (shape == 10) {
+            CHECK(st == MT_OK && m && m->tally == 7 && model_adds_loss(m), "%s", status_text());
+        } else if (shape == 0) {
+            CHECK(m && m->tally == 0 && !model_adds_loss(m), "a model without experts");
             CHECK(st == MT_OK, "%s", status_text());
             CHECK(m && m->n_params == 1 && m->total_params == ZOO_VOCAB * H,
                   "the tied table counts once");

@@ -17,10 +17,8 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
         return op_refuse(error, error_size,
                          "operands 1 and 2 must be slots and offsets of a router of %lld experts",
                          (long long)in[0].cols);
-    if (a->mode != MT_BALANCE_HF_PER_LAYER && a->mode != MT_BALANCE_DEEPSEEK_SEQ)
-        return op_refuse(error, error_size,
-                         "mode %d is unknown; a mean over all layers at once is not offered",
-                         a->mode);
+    if (a->mode < MT_BALANCE_HF_PER_LAYER || a->mode > MT_BALANCE_HF_ALL_LAYERS)
+        return op_refuse(error, error_size, "mode %d is unknown", a->mode);
     if (!(a->coef > 0))
         return op_refuse(error, error_size,
                          "the coefficient must be above 0, not %g; leave the "
@@ -28,7 +26,8 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
                          a->coef);
     ret->n_out = 1;
     ret->out[0] = (mt_shape){ { 0, 0, 1 }, 1, MT_KIND_STAT, 0 };
-    ret->backward_in = 1u << 0 | 1u << 1 | 1u << 2;
+    ret->tally = mt_balance_tally(a->mode, in[0].cols);
+    ret->backward_in = ret->tally ? 1u << 0 : 1u << 0 | 1u << 1 | 1u << 2;
     ret->no_grad_in = 1u << 1 | 1u << 2;
     return MT_OK;
 }

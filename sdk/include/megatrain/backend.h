@@ -72,6 +72,11 @@ typedef struct mt_op_call {
      * [context, kv_heads * v_dim]. */
     mt_tensor state[MT_OP_MAX_STATE];
     int64_t used; /* tokens of the document before this call's */
+    /* Training and evaluation, where the shape rule asks for one: sums of this micro-batch over the
+     * units (mt_op_shape::tally), on the device. All 0 before the first unit's forward; forward
+     * adds the unit's part; complete when the last unit's has run, so in every backward, which must
+     * leave it as it is. */
+    double *tally;
 } mt_op_call;
 
 typedef struct mt_kernel {

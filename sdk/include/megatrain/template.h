@@ -239,23 +239,37 @@ typedef struct mt_router_attr {
 typedef int32_t mt_balance_mode;
 enum {
     /* Each layer by itself, means over the micro-batch: E sum_e F_e P_e, F_e = rows of expert e a
-     * token, P_e = mean of p; k when balanced. transformers takes the means over all layers at
-     * once, which needs statistics of the whole step: not offered. */
+     * token, P_e = mean of p; k when balanced (Switch Transformer, arXiv 2101.03961, equation 4,
+     * for k experts a token). */
     MT_BALANCE_HF_PER_LAYER = 0,
     /* Each document by itself, as DeepSeek's seq_aux: E/k sum_e F_e P_e over the document's tokens;
      * 1 when balanced. Documents weigh as many tokens as they have targets. */
-    MT_BALANCE_DEEPSEEK_SEQ = 1
+    MT_BALANCE_DEEPSEEK_SEQ = 1,
+    /* That of HF_PER_LAYER with the means taken over the tokens of all layers at once, as
+     * load_balancing_loss_func of transformers takes them. Layers may then make up for each other.
+     */
+    MT_BALANCE_HF_ALL_LAYERS = 2
 };
 
 /* "balance_loss": in logits [T, E], slots [T, k], offsets [1, E + 1] of a router; out loss [1, 1],
  * statistics dtype: coef times the above, times the targets (of the micro-batch, of each document)
  * that it speaks for, so that over a step it is a mean by tokens like the model's own loss.
- * p = softmax of all logits. Does nothing in prefill and decode passes. */
+ * p = softmax of all logits. Does nothing in prefill and decode passes.
+ *
+ * HF_ALL_LAYERS: out is what the loss of the layers so far gains by this one, and so all of them
+ * add up to that over all layers. Tally (mt_op_shape) [2 E + 1]: rows of each expert, sum of p of
+ * each, tokens. */
 typedef struct mt_balance_attr {
     mt_balance_mode mode;
     int32_t reserved;
     double coef; /* above 0 */
 } mt_balance_attr;
+
+/* Doubles of its tally. [pure] */
+static inline int64_t mt_balance_tally(mt_balance_mode mode, int64_t experts)
+{
+    return mode == MT_BALANCE_HF_ALL_LAYERS ? 2 * experts + 1 : 0;
+}
 
 /* "causal_conv": in x [T, n], w [n, width]; out like x: y[t, c] = sum over j < width of
  * w[c, j] x[t - width + 1 + j, c], each column by itself, with zeros before the start of a
@@ -656,6 +670,11 @@ typedef struct mt_op_shape {
     /* Forward, of a recurrence along the document: token after token, or chunk after chunk, it runs
      * at a rate of its own, far below a GEMM's; backward counts twice. */
     double scan_flops_per_token;
+    /* Doubles of the tally that forward adds to and backward reads (mt_op_call::tally); 0: none. A
+     * model has one for each micro-batch, which all its units share: those that have one agree on
+     * its size. Only with MT_OP_EMITS_LOSS: nothing reads the result of such an operation, so that
+     * under no policy backward runs its forward again, and every unit counts once. */
+    int64_t tally;
 } mt_op_shape;
 
 /* X(id) for every operation that graphs are made of. */
