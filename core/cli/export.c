@@ -77,6 +77,8 @@ static int run_export(const cli_command *self, int argc, char **argv)
                          .tokenizer = tokenizer,
                          .random = strcmp(init, "random") == 0,
                          .seed = (uint64_t)seed };
+    if (rc == CLI_GO_ON && seed < 0)
+        rc = cli_usage(self, "--seed must be 0 or more, not %lld", (long long)seed);
     if (rc == CLI_GO_ON && !o.random && strcmp(init, "pretrained") != 0)
         rc = cli_usage(self, "--init must be pretrained or random, not '%s'", init);
     if (rc == CLI_GO_ON && strcmp(dtype, "fp32") == 0)

@@ -190,9 +190,6 @@ static bool wants_random(const request *q)
 
 static mt_status check_weights(const work *w, const char *path)
 {
-    if (!wants_random(w->q) && strcmp(w->q->init, "pretrained") != 0)
-        return status_set(MT_ERR_INVALID, "--init must be 'pretrained' or 'random', not '%s'",
-                          w->q->init);
     if (!wants_random(w->q) && !w->s.source.weights)
         return status_set(MT_ERR_NOT_FOUND,
                           "%s has no weights; name a checkpoint, a run folder or a model folder, "
@@ -205,7 +202,7 @@ static mt_status start(work *w)
 {
     const request *q = w->q;
     int64_t positions = w->s.model->max_positions;
-    int64_t context = q->context ? q->context : DEFAULT_CONTEXT;
+    int64_t context = q->context == NOT_GIVEN ? DEFAULT_CONTEXT : q->context;
     if (positions > 0 && context > positions)
         context = positions;
     bool dialogue = is_dialogue(q);
@@ -309,14 +306,20 @@ static int check(const cli_command *self, const request *q, int words)
                          q->prompt_file);
     if (!q->chat && (q->system || q->chat_format))
         return cli_usage(self, "%s is for --chat", q->system ? "--system" : "--chat-format");
-    if (q->context && !is_dialogue(q))
+    if (q->context != NOT_GIVEN && (q->context < 1 || q->context > MAX_TOKENS))
+        return cli_usage(self, "--context must be from 1 to %d, not %lld", MAX_TOKENS,
+                         (long long)q->context);
+    if (q->context != NOT_GIVEN && !is_dialogue(q))
         return cli_usage(self, "--context is for a conversation at a terminal (--chat)");
     if (q->max_tokens != NOT_GIVEN && (q->max_tokens < 1 || q->max_tokens > MAX_TOKENS))
         return cli_usage(self, "--max-tokens must be from 1 to %d, not %lld", MAX_TOKENS,
                          (long long)q->max_tokens);
-    if (q->context < 0 || q->context > MAX_TOKENS)
-        return cli_usage(self, "--context must be from 1 to %d, not %lld", MAX_TOKENS,
-                         (long long)q->context);
+    if (sampler_check(&q->sampling) != MT_OK)
+        return cli_usage(self, "--%s", status_text());
+    if (q->seed < 0)
+        return cli_usage(self, "--seed must be 0 or more, not %lld", (long long)q->seed);
+    if (!wants_random(q) && strcmp(q->init, "pretrained") != 0)
+        return cli_usage(self, "--init must be pretrained or random, not '%s'", q->init);
     if (q->threads < 0 || q->threads > MAX_THREADS)
         return cli_usage(self, "--threads must be from 0 (all) to %d, not %lld", MAX_THREADS,
                          (long long)q->threads);
@@ -330,6 +333,7 @@ static int run_generate(const cli_command *self, int argc, char **argv)
                   .precision = "auto",
                   .init = "pretrained",
                   .max_tokens = NOT_GIVEN,
+                  .context = NOT_GIVEN,
                   .sampling = { .temperature = 0.8, .top_p = 1.0 } };
     const cli_option options[] = {
         { "prompt", CLI_TEXT, &q.prompt, "TEXT", "what to go on from (default: a new line)" },

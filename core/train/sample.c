@@ -26,7 +26,7 @@ struct sampler {
     int64_t left;
 };
 
-mt_status sampler_create(const sampler_options *options, int64_t vocab, sampler **ret)
+mt_status sampler_check(const sampler_options *options)
 {
     if (!(options->temperature >= 0) || isinf(options->temperature))
         return status_set(MT_ERR_INVALID, "temperature must be 0 (greedy) or positive, not %g",
@@ -37,6 +37,14 @@ mt_status sampler_create(const sampler_options *options, int64_t vocab, sampler 
     if (!(options->top_p > 0 && options->top_p <= 1))
         return status_set(MT_ERR_INVALID, "top-p must be above 0 and at most 1, not %g",
                           options->top_p);
+    return MT_OK;
+}
+
+mt_status sampler_create(const sampler_options *options, int64_t vocab, sampler **ret)
+{
+    mt_status st = sampler_check(options);
+    if (st != MT_OK)
+        return st;
     sampler *s = calloc(1, sizeof *s);
     if (!s)
         return status_nomem("a sampler", sizeof *s);

@@ -16,7 +16,10 @@ typedef struct sampler_options {
 
 typedef struct sampler sampler;
 
-/* For logits of `vocab` entries. Options out of range are errors that name the option. [any] */
+/* Options out of range are errors that name the option. [any] */
+mt_status sampler_check(const sampler_options *options);
+
+/* For logits of `vocab` entries. Options are checked. [any] */
 mt_status sampler_create(const sampler_options *options, int64_t vocab, sampler **ret);
 void sampler_destroy(sampler *s); /* accepts NULL */
 
