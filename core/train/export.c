@@ -448,13 +448,12 @@ mt_status export_check_folder(const char *folder, bool replace)
                       folder);
 }
 
-/* What lies in a checkpoint goes with it when its time is over. */
+/* What lies in a checkpoint goes with it when its time is over, and what lies in a model folder is
+ * taken for a part of it. */
 static mt_status check_outside(const char *weights, const char *folder)
 {
     char path[PATH_MAX], *inner = NULL, *outer = NULL;
-    if (!weights ||
-        snprintf(path, sizeof path, "%s/" CHECKPOINT_STATE_FILE, weights) >= (int)sizeof path ||
-        !files_is_file(path) || !(outer = realpath(weights, NULL)))
+    if (!weights || !(outer = realpath(weights, NULL)))
         return MT_OK;
     snprintf(path, sizeof path, "%s", folder);
     while (!(inner = realpath(path, NULL)) && strrchr(path, '/') && strrchr(path, '/') != path)
@@ -466,7 +465,7 @@ static mt_status check_outside(const char *weights, const char *folder)
     free(inner);
     free(outer);
     return inside ? status_set(MT_ERR_INVALID,
-                               "%s lies in the checkpoint %s itself; name a folder elsewhere",
+                               "%s lies in %s itself, which is exported; name a folder elsewhere",
                                folder, weights)
                   : MT_OK;
 }

@@ -115,7 +115,9 @@ expect 1 'parameters have no tensor, 0 tensors no parameter' "'model.layers.2." 
 expect 1 "'model.layers.2." -- inspect lacking --json
 
 # What is refused, and leaves nothing.
-expect 1 'lies in the checkpoint drawn/checkpoints/step-000001' -- export drawn -o drawn/checkpoints/step-000001/x
+expect 1 'drawn/checkpoints/step-000001/x lies in drawn/checkpoints/step-000001 itself' -- export drawn -o drawn/checkpoints/step-000001/x
+expect 1 'made/x lies in made itself' -- export made -o made/x
+check 'nothing was made there' test ! -e made/x -a ! -e made/x.tmp-export
 expect 1 'the folder is not empty' -- export tied -o bf16
 expect 1 'there are no weights to export' -- export "$source_root/arch/llama/models/llama-2-7b.yaml" -o x
 expect 2 'name a folder with -o DIR' -- export tied
