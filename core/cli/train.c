@@ -53,6 +53,9 @@ static void print_end(const run_manifest *run, const train_outcome *o, mt_status
             log_write(MT_LOG_INFO, "validation loss %.4f nats/token, perplexity %.3f",
                       o->validation_loss, exp(o->validation_loss));
     }
+    if (o->skipped > 0)
+        log_write(MT_LOG_INFO, "skipped:    %lld of %lld steps, whose numbers were not finite",
+                  (long long)o->skipped, (long long)o->step);
     if (isfinite(o->packing_efficiency))
         log_write(MT_LOG_INFO, "packing:    %.1f%% of the micro-batches filled",
                   100 * o->packing_efficiency);

@@ -50,8 +50,6 @@ void train_catch_signals(void)
         sigaction(SIGHUP, &action, NULL);
     /* Whoever read the messages may go away; the run goes on. */
     signal(SIGPIPE, SIG_IGN);
-    /* A file-size limit is an error to report, like a full disk, not a reason to die. */
-    signal(SIGXFSZ, SIG_IGN);
 }
 
 bool train_stop_requested(void)
@@ -364,18 +362,25 @@ static void show_progress(loop *l, const metrics_step *m)
         log_write(MT_LOG_INFO, "%s", line);
 }
 
+enum { THEN_SIZE = RUN_FOLDER_PATH + 96 };
+
+/* How to go on from before the numbers were bad. */
+static const char *what_then(const loop *l, char ret[THEN_SIZE])
+{
+    if (!l->good[0])
+        snprintf(ret, THEN_SIZE, "start again (no checkpoint is from before)");
+    else if (strcmp(l->good, l->folder.resume) == 0)
+        snprintf(ret, THEN_SIZE, "resume from %s", l->good);
+    else
+        snprintf(ret, THEN_SIZE, "remove the checkpoints after %s and resume from it", l->good);
+    return ret;
+}
+
 /* A step whose numbers were bad: nothing was changed; go on or give up? */
 static mt_status handle_bad_numbers(loop *l, const metrics_step *m)
 {
-    char what[96], then[RUN_FOLDER_PATH + 96];
+    char what[96], then[THEN_SIZE];
     snprintf(what, sizeof what, "loss %g, gradient norm %g", m->loss, m->grad_norm);
-    if (!l->good[0])
-        snprintf(then, sizeof then, "start again (no checkpoint is from before)");
-    else if (strcmp(l->good, l->folder.resume) == 0)
-        snprintf(then, sizeof then, "resume from %s", l->good);
-    else
-        snprintf(then, sizeof then, "remove the checkpoints after %s and resume from it", l->good);
-
     l->state.skipped_in_a_row++;
     log_write(MT_LOG_WARNING, "step %lld: %s: not finite; the step changed nothing",
               (long long)m->step, what);
@@ -383,13 +388,13 @@ static mt_status handle_bad_numbers(loop *l, const metrics_step *m)
         return status_set(MT_ERR_NUMERIC,
                           "step %lld: %s: not finite, and on_bad_numbers is 'stop'; lower "
                           "learning_rate or look at the data, then %s",
-                          (long long)m->step, what, then);
+                          (long long)m->step, what, what_then(l, then));
     if (l->state.skipped_in_a_row > l->run->max_skipped)
         return status_set(MT_ERR_NUMERIC,
                           "step %lld: not finite %lld times in a row (max_skipped is %lld); lower "
                           "learning_rate or look at the data, then %s",
                           (long long)m->step, (long long)l->state.skipped_in_a_row,
-                          (long long)l->run->max_skipped, then);
+                          (long long)l->run->max_skipped, what_then(l, then));
     return MT_OK;
 }
 
@@ -558,6 +563,26 @@ static mt_status export_if_asked(const loop *l, bool trained)
     return export_run(l, folder);
 }
 
+/* A run that ends amid skipped steps has as a rule run away: saved it is, but nobody is to take it
+ * for finished. */
+static mt_status check_end(const loop *l)
+{
+    long long step = l->state.step, row = l->state.skipped_in_a_row;
+    char then[THEN_SIZE];
+    if (row == 0 || step < l->schedule.total)
+        return MT_OK;
+    if (l->state.optimizer_step == 0)
+        return status_set(MT_ERR_NUMERIC,
+                          "none of the %lld steps changed anything: no loss or gradient norm was "
+                          "finite; look at the data and the weights of the model",
+                          step);
+    return status_set(MT_ERR_NUMERIC,
+                      "the run ends with %lld step%s whose numbers were not finite, so its weights "
+                      "are those after step %lld, and it is not exported; lower learning_rate or "
+                      "look at the data, then %s; `megatrain export %s -o DIR` exports it as it is",
+                      row, row == 1 ? "" : "s", step - row, what_then(l, then), l->run->output_dir);
+}
+
 /* What asks for evaluations needs something to evaluate on. */
 static mt_status check_evaluation(const session *s, const run_manifest *run)
 {
@@ -585,6 +610,8 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
     loop l = { .s = s, .run = run, .saved_step = -1 };
     mt_status st = check_evaluation(s, run);
     if (st != MT_OK)
+        return st;
+    if ((st = run_folder_check(run)) != MT_OK)
         return st;
     char folder[RUN_FOLDER_PATH];
     if (export_folder(run, folder) && (st = export_check_folder(folder, true)) != MT_OK)
@@ -618,10 +645,13 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
     if (st == MT_OK)
         st = closed;
     if (st == MT_OK)
+        st = check_end(&l);
+    if (st == MT_OK)
         st = export_if_asked(&l, l.state.step > first);
 
     ret->step = l.state.step;
     ret->steps = l.schedule.total;
+    ret->skipped = l.state.step - l.state.optimizer_step;
     ret->loss = l.state.loss;
     ret->validation_loss = l.state.validation_loss;
     ret->packing_efficiency = l.packed / l.room;

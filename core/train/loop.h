@@ -10,6 +10,7 @@
 
 typedef struct train_outcome {
     int64_t step, steps;              /* done, of */
+    int64_t skipped;                  /* of those done: with numbers that were not finite */
     double loss;                      /* of the last step; NaN when none was done */
     double validation_loss;           /* NaN when there was no evaluation */
     double packing_efficiency;        /* of the steps done since the start or resume; NaN: none */
@@ -29,8 +30,7 @@ mt_status train_evaluate(session *s, const run_manifest *run, double *ret_loss,
                          int64_t *ret_targets, bool (*stop)(void));
 
 /* Catches SIGINT, SIGTERM and SIGHUP: the first asks the run to stop after its step, a second ends
- * the process at once with status 75. A closed pipe or a file-size limit becomes an error of the
- * writing call. [main] */
+ * the process at once with status 75. A closed pipe becomes an error of the writing call. [main] */
 void train_catch_signals(void);
 bool train_stop_requested(void);
 

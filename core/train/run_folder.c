@@ -57,6 +57,14 @@ static mt_status choose_resume(const run_manifest *run, run_folder *f)
                  "resume_from_checkpoint: auto");
 }
 
+mt_status run_folder_check(const run_manifest *run)
+{
+    if (access(run->output_dir, F_OK) != 0 || files_is_folder(run->output_dir))
+        return MT_OK;
+    status_set(MT_ERR_INVALID, "%s: not a folder", run->output_dir);
+    return blame(run, "output_dir", "name a folder that you can write to");
+}
+
 mt_status run_folder_open(run_manifest *run, run_folder *ret, metrics **ret_metrics)
 {
     run_folder f = { 0 };

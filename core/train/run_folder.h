@@ -21,6 +21,9 @@ typedef struct run_folder {
     char resume[RUN_FOLDER_PATH]; /* the checkpoint to resume from; "" for a new run */
 } run_folder;
 
+/* Fails where output_dir is something else than a folder, before anything else looks there. */
+mt_status run_folder_check(const run_manifest *run);
+
 /* Makes the folder and decides, by resume_from_checkpoint, what the run starts from. A folder that
  * holds checkpoints is refused when the run is to start anew. ret_metrics locks the folder, from
  * before that decision until it is closed; NULL on failure. [main] */
