@@ -5,6 +5,7 @@
 #include "../base/log.h"
 #include "cli.h"
 
+#include <signal.h>
 #include <stdio.h>
 
 static const cli_command *const commands[] = { &cli_train,  &cli_plan,     &cli_generate,
@@ -26,6 +27,8 @@ static void print_commands(FILE *f)
 
 int main(int argc, char **argv)
 {
+    /* A file-size limit is an error to report, like a full disk, not a reason to die. */
+    signal(SIGXFSZ, SIG_IGN);
     const char *name = argc > 1 ? argv[1] : NULL;
     if (!name) {
         print_commands(stderr);
