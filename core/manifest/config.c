@@ -551,9 +551,23 @@ const char *config_key(const config *c, const char *path, int64_t index)
     return n && n->kind == NODE_MAP && index >= 0 && index < n->n ? n->items[index].key : NULL;
 }
 
+/* A key with its usual abbreviation written out; the key itself where it has none. */
+static const char *write_out(const char *key, char ret[PATH_SIZE])
+{
+    static const char *const shorts[][2] = { { "lr", "learning_rate" }, { "wd", "weight_decay" } };
+    for (size_t i = 0; i < sizeof shorts / sizeof *shorts; i++) {
+        size_t n = strlen(shorts[i][0]);
+        if (strncmp(key, shorts[i][0], n) != 0 || (key[n] && key[n] != '_'))
+            continue;
+        snprintf(ret, PATH_SIZE, "%s%s", shorts[i][1], key + n);
+        return ret;
+    }
+    return key;
+}
+
 static mt_status unknown_key(const node *map, const node_item *item, const char *path)
 {
-    char place[PLACE_SIZE];
+    char place[PLACE_SIZE], full[PATH_SIZE];
     const char *key = item->key, *near = NULL;
     const char **known = calloc((size_t)(map->n + map->n_missed), sizeof *known);
     if (known) {
@@ -563,7 +577,7 @@ static mt_status unknown_key(const node *map, const node_item *item, const char 
                 known[n++] = map->items[i].key;
         for (int64_t i = 0; i < map->n_missed; i++)
             known[n++] = map->missed[i];
-        int64_t best = text_nearest(key, known, n);
+        int64_t best = text_nearest(write_out(key, full), known, n);
         near = best >= 0 ? known[best] : NULL;
         free(known);
     }

@@ -74,6 +74,7 @@ static const struct hint {
     { "model_path", "model", NULL },
     { "base_model", "model", NULL },
     { "lr", "train.learning_rate", NULL },
+    { "lr_scale", "optimizer.groups.0.learning_rate_scale", NULL },
     { "epochs", "train.num_train_epochs", NULL },
     { "num_epochs", "train.num_train_epochs", NULL },
     { "batch_size", "train.micro_batch_size", NULL },
@@ -317,10 +318,9 @@ static mt_status check_exclusive(const mt_config *c, const char *key, const char
     return MT_OK;
 }
 
-static mt_status read_step_size(const reader *in)
+/* As long as the length of documents is a default, the model may yet make it shorter. */
+static mt_status read_step_size(run_manifest *r, const mt_config *c, bool length_is_final)
 {
-    const mt_config *c = in->train;
-    run_manifest *r = in->run;
     mt_status s = check_exclusive(c, "tokens_per_step", "gradient_accumulation_steps");
     if (s != MT_OK)
         return s;
@@ -334,6 +334,8 @@ static mt_status read_step_size(const reader *in)
     s = c->get_int(c, "tokens_per_step", &tokens);
     if (s != MT_OK)
         return s;
+    if (tokens % micro != 0 && !length_is_final)
+        return MT_OK;
     if (tokens % micro != 0)
         return c->reject(c, "tokens_per_step",
                          "is %lld; expected a multiple of micro_batch_size * max_seq_len = %lld * "
@@ -375,7 +377,7 @@ static mt_status check_together(const reader *in)
     const mt_config *c = in->train;
     mt_status s = read_init(in);
     if (s == MT_OK)
-        s = read_step_size(in);
+        s = read_step_size(r, in->train, in->data->has(in->data, "max_seq_len"));
     if (s == MT_OK)
         s = check_schedule(in);
     if (s != MT_OK)
@@ -465,6 +467,19 @@ mt_status run_of_model(const char *model, char *const *overrides, int n_override
         config_destroy(c);
     free(assignment);
     return s;
+}
+
+mt_status run_fit_length(run_manifest *r, int64_t positions, bool *ret_fitted)
+{
+    const mt_config *data = config_section(r->config, "data");
+    *ret_fitted = false;
+    if (data->has(data, "max_seq_len"))
+        return MT_OK;
+    if (positions > 1 && r->max_seq_len > positions) {
+        r->max_seq_len = positions;
+        *ret_fitted = true;
+    }
+    return read_step_size(r, config_section(r->config, "train"), true);
 }
 
 void run_destroy(run_manifest *r)

@@ -98,6 +98,10 @@ mt_status run_read(const char *path, char *const *overrides, int n_overrides, ru
 mt_status run_of_model(const char *model, char *const *overrides, int n_overrides,
                        run_manifest **ret);
 mt_status run_check_plugin_keys(run_manifest *r);
+/* Makes the default of data.max_seq_len fit a model of fewer positions (0: any number): a manifest
+ * that gives the key is left alone. The step's size follows. [main] */
+mt_status run_fit_length(run_manifest *run, int64_t positions, bool *ret_fitted);
+
 void run_destroy(run_manifest *r); /* accepts NULL */
 
 /* One key of a run manifest: what run_read checks, and what docs and `--help` list. */

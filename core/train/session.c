@@ -58,6 +58,10 @@ mt_status session_use_profile(session *s, const char *path)
 
 static mt_status find_device(session *s, const char *kind)
 {
+    if (strcmp(kind, "gpu") == 0) /* which 'cpu' is nearest to */
+        return status_set(
+            MT_ERR_INVALID,
+            "device 'gpu': a device is called as its backend is; did you mean 'cuda'?");
     if (strcmp(kind, "auto") != 0) {
         mt_status st = find_backend(kind, &s->backend);
         return st == MT_OK ? st : status_prefix(st, "device '%s'", kind);
@@ -262,6 +266,18 @@ static mt_status open_tokenizer(session *s, const run_manifest *run)
 }
 
 /* A rate at which no bias would move is a misunderstanding. */
+/* Documents no longer than the model has positions, unless the manifest asks for more. */
+static mt_status fit_length(run_manifest *run, const model *m)
+{
+    bool fitted = false;
+    mt_status st = run_fit_length(run, m->max_positions, &fitted);
+    if (st == MT_OK && fitted)
+        log_write(MT_LOG_INFO,
+                  "data.max_seq_len is not given: %lld, the model's max_position_embeddings",
+                  (long long)run->max_seq_len);
+    return st;
+}
+
 static mt_status check_router_bias(const run_manifest *run, const model *m)
 {
     const mt_config *c = config_section(run->config, "train");
@@ -289,6 +305,8 @@ mt_status session_open_run(session *s, run_manifest *run, bool training)
     startup_end(&s->startup, STARTUP_DEVICE, 0);
     if (st == MT_OK)
         st = session_open_model(s, run->model);
+    if (st == MT_OK)
+        st = fit_length(run, s->model);
     /* Opened for evaluation as well: it is the optimizer that knows its keys. */
     if (st == MT_OK)
         st = session_open_optim(s, run);

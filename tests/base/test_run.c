@@ -159,7 +159,7 @@ static void test_wrong_values(void)
         { "  tokens_per_step: 2048\n  gradient_accumulation_steps: 2",
           ":3:20: 'train.tokens_per_step' and 'gradient_accumulation_steps' exclude each other; "
           "give one of them" },
-        { "  tokens_per_step: 1500",
+        { "  tokens_per_step: 1500\ndata:\n  max_seq_len: 1024",
           ":3:20: 'train.tokens_per_step' is 1500; expected a multiple of micro_batch_size * "
           "max_seq_len = 1 * 1024 = 1024, such as 2048" },
         { "  num_train_epochs: 0",

@@ -220,4 +220,44 @@ check 'no space: exit code 1' test $? = 1
 check 'no space: says what could not be written' grep -q 'cannot save step.*File too large' out
 check 'no space: the checkpoint before is whole' same_checkpoint "$model" full/checkpoints/step-000004
 expect 0 'resuming from full/checkpoints/step-000004' 'finished' -- train run.yaml output_dir=full
+
+# ---- what is blamed, and suggested ---------------------------------------------------------------
+
+expect 1 "'output_dir' cannot be used: plain: not a folder" -- train run.yaml output_dir=plain checkpoint.export=true
+expect 1 "device 'gpu'" "did you mean 'cuda'?" -- train run.yaml device=gpu
+expect 1 "device 'gpu'" "did you mean 'cuda'?" -- generate model.yaml --init random --device gpu
+expect 1 "did you mean 'learning_rate_scale'?" -- train run.yaml 'optimizer.groups=[{pattern: "*", lr_scale: 2}]'
+expect 1 "did you mean 'learning_rate'?" -- train run.yaml 'optimizer.groups=[{pattern: "*", lr: 2}]'
+expect 1 "called 'optimizer.groups.0.learning_rate_scale' here" -- train run.yaml train.lr_scale=2
+
+# The default length gives way to the model's positions; one that is asked for does not.
+sed '/max_seq_len/d' run.yaml >default-length.yaml
+expect 0 'data.max_seq_len is not given: 128, the model' '2 x 2 x 128 tokens a step' \
+    -- train default-length.yaml output_dir=default-length
+expect 0 'resuming from' -- train default-length.yaml output_dir=default-length train.max_steps=13
+expect 0 '3 micro-batches of 256 tokens' -- plan default-length.yaml train.gradient_accumulation_steps=null \
+    train.tokens_per_step=768
+expect 1 'expected a multiple of micro_batch_size * max_seq_len = 2 * 128' -- plan default-length.yaml \
+    train.gradient_accumulation_steps=null train.tokens_per_step=700
+expect 1 'max_position_embeddings, 128' -- train default-length.yaml data.max_seq_len=1024
+
+# A run that ends amid steps that changed nothing is no finished one.
+end=(train run.yaml train.learning_rate=1e6 train.warmup_steps=0 checkpoint.export=true)
+expect 1 'the run ends with 2 steps' 'those after step 3' 'not exported' '`megatrain export amid -o DIR`' \
+    -- "${end[@]}" output_dir=amid train.max_steps=5
+check 'its checkpoint is saved' test -s amid/checkpoints/step-000005/state.json
+check 'it is not exported' test ! -e amid/model
+expect 1 'the run ends with 2 steps' -- "${end[@]}" output_dir=amid train.max_steps=5
+expect 0 -- export amid -o by-hand
+
+# ---- options out of range ------------------------------------------------------------------------
+
+random=(generate model.yaml --init random --max-tokens 1 --device cpu)
+expect 2 '--temperature must be 0 (greedy) or positive, not -1' -- "${random[@]}" --temperature -1
+expect 2 '--top-k must be 0 (all) or positive, not -1' -- "${random[@]}" --top-k -1
+expect 2 '--top-p must be above 0 and at most 1, not 2' -- "${random[@]}" --top-p 2
+expect 2 '--context must be from 1 to' 'not 0' -- "${random[@]}" --chat --context 0
+expect 2 '--seed must be 0 or more, not -1' -- "${random[@]}" --seed -1
+expect 2 "--init must be pretrained or random, not 'zero'" -- generate model.yaml --init zero
+expect 2 '--seed must be 0 or more, not -1' -- export model.yaml -o x --init random --seed -1
 done_testing
