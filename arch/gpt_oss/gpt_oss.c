@@ -32,7 +32,8 @@ static const mt_decoder defaults = {
 
 /* The weights are a softmax over the picked logits, the same as over all and then renormalised. */
 static const mt_decoder_moe experts = { .experts = 128,
-                                        .router = { .top_k = 4, .renormalise = 1, .scale = 1 } };
+                                        .router = { .top_k = 4, .renormalise = 1, .scale = 1 },
+                                        .balance = { MT_BALANCE_HF_ALL_LAYERS, 0, 0.001 } };
 
 /* ---- layers ---------------------------------------------------------------------------------- */
 
@@ -85,6 +86,8 @@ static mt_val mixture(mt_builder *b, const gpt_oss *m, mt_val x)
     mt_val logits =
         mt_decoder_linear(b, &m->d, x, "mlp.router", m->experts.experts, m->d.hidden, true);
     mt_routing to = mt_router(b, logits, MT_NONE, &m->experts.router);
+    if (m->experts.balance.coef > 0)
+        mt_balance_loss(b, logits, &to, &m->experts.balance);
     mt_val h = gate_up(b, m, mt_dispatch(b, x, &to), &to);
     mt_act_attr act = { MT_ACT_CLAMPED_SWIGLU, 0, m->limit };
     h = mt_glu(b, mt_slice(b, h, 1, 0, width), mt_slice(b, h, 1, width, width), &act);

@@ -67,6 +67,7 @@ static const mt_decoder_moe mixtral = {
     .gate_name = "block_sparse_moe.experts.{}.w1.weight",
     .up_name = "block_sparse_moe.experts.{}.w3.weight",
     .down_name = "block_sparse_moe.experts.{}.w2.weight",
+    .balance = { MT_BALANCE_HF_ALL_LAYERS, 0, 0.001 },
 };
 
 static variant variant_of(const char *type)

@@ -86,7 +86,8 @@ static mt_status read_experts(const mt_config *c, hybrid *m)
                            .shared_name = "mlp.shared_expert",
                            .shared_width = 512,
                            .shared_gate = true,
-                           .fused = !m->next };
+                           .fused = !m->next,
+                           .balance = { MT_BALANCE_HF_ALL_LAYERS, 0, 0.001 } };
     m->d.moe = e;
     m->sparse_step = 1;
     if ((s = mt_decoder_read_moe(c, e)) ||

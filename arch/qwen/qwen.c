@@ -39,8 +39,12 @@ static const mt_decoder_moe experts[2] = {
       .router = { .top_k = 4, .scale = 1 },
       .shared_name = "mlp.shared_expert",
       .shared_width = 5632,
-      .shared_gate = true },
-    { .experts = 128, .width = 768, .router = { .top_k = 8, .scale = 1 } },
+      .shared_gate = true,
+      .balance = { MT_BALANCE_HF_ALL_LAYERS, 0, 0.001 } },
+    { .experts = 128,
+      .width = 768,
+      .router = { .top_k = 8, .scale = 1 },
+      .balance = { MT_BALANCE_HF_ALL_LAYERS, 0, 0.001 } },
 };
 
 /* Released models carry a sliding_window that use_sliding_window turns off; some then say 0. */

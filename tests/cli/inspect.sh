@@ -153,7 +153,7 @@ refuse "model_type 'ministral'" mistral $'num_hidden_layers: 1\nlayer_types: [fu
 refuse "'gelu' is not offered" gemma2 'hidden_activation: gelu'
 refuse "'use_bidirectional_attention'" gemma3_text 'use_bidirectional_attention: true'
 refuse "'attn_logit_softcapping'" gemma3_text 'attn_logit_softcapping: 50.0'
-refuse "'output_router_logits'" mixtral 'output_router_logits: true'
+refuse "'router_aux_loss_coef' must be at least 0, found -0.1" mixtral 'router_aux_loss_coef: -0.1'
 refuse "'router_jitter_noise'" mixtral 'router_jitter_noise: 0.1'
 refuse "'num_local_experts' is 5, but num_experts, which means the same, is 4" qwen3_moe \
     $'num_experts: 4\nnum_local_experts: 5'
@@ -177,7 +177,7 @@ refuse "'linear_num_key_heads' 16 must divide linear_num_value_heads 24" qwen3_n
     'linear_num_value_heads: 24'
 refuse "'sliding_attention' is not offered; expected full_attention or linear_attention" qwen3_5_text \
     $'num_hidden_layers: 1\nlayer_types: [sliding_attention]'
-refuse "'output_router_logits'" qwen3_5_moe_text 'output_router_logits: true'
+refuse "'router_aux_loss_coef' must be at least 0" qwen3_5_moe_text 'router_aux_loss_coef: -1.0'
 refuse "needs 'factor' beside it" deepseek_v3 \
     'rope_scaling: { type: yarn, original_max_position_embeddings: 1024, mscale_all_dim: 1.0 }'
 refuse "'deepseek_v32'" deepseek_v32 'hidden_size: 8'

@@ -14,9 +14,9 @@ static const struct {
     const char *plugin, *manifest;
     int32_t parts;
     bool balances; /* its routers add a loss */
-} models[] = { { "mistral", "mixtral", 8, false },      { "qwen", "qwen2_moe", 6, false },
+} models[] = { { "mistral", "mixtral", 8, true },       { "qwen", "qwen2_moe", 6, false },
                { "deepseek", "deepseek_v2", 10, true }, { "deepseek", "deepseek_v3", 16, false },
-               { "gpt_oss", "gpt_oss", 4, false },      { "qwen", "qwen3_next", 6, false } };
+               { "gpt_oss", "gpt_oss", 4, true },       { "qwen", "qwen3_next", 6, true } };
 enum { MODELS = sizeof models / sizeof *models, STEPS = 3 };
 
 static world_options options(int kind)

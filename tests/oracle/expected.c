@@ -75,6 +75,20 @@ static mt_status read_doubles(const mt_weights *f, const void *reader, const cha
     return *ret ? MT_OK : status_nomem(name, (size_t)*ret_n * sizeof **ret);
 }
 
+/* What only models with an auxiliary loss have. */
+static mt_status read_aux_loss(const mt_weights *f, const void *reader, expected *e)
+{
+    double *loss = NULL;
+    int64_t n = 0;
+    mt_status status = read_raw(f, reader, "aux_loss", MT_F64, &n, &loss);
+    if (!status)
+        status = read_raw(f, reader, "micro_starts", MT_I32, &e->micro_batches, &e->micro_starts);
+    if (!status)
+        e->aux_loss = loss[0];
+    free(loss);
+    return status;
+}
+
 static mt_status read_grads(const mt_weights *f, const void *reader, const model *m, expected *e)
 {
     e->grads = calloc((size_t)m->n_params, sizeof *e->grads);
@@ -124,6 +138,7 @@ mt_status expected_read(const char *path, const mt_weights *format, const model 
         (status = read_raw(format, reader, "doc_starts", MT_I32, &starts, &e.doc_starts)) ||
         (status = read_doubles(format, reader, "logits", &logits, &e.logits)) ||
         (status = read_raw(format, reader, "loss", MT_F64, &n, &loss)) ||
+        (model_adds_loss(m) && (status = read_aux_loss(format, reader, &e))) ||
         (status = read_grads(format, reader, m, &e)))
         goto out;
     e.documents = starts - 1;
@@ -148,6 +163,7 @@ void expected_finish(expected *e, const model *m)
     free(e->ids);
     free(e->targets);
     free(e->doc_starts);
+    free(e->micro_starts);
     free(e->logits);
     expected_grads_destroy(e->grads, m);
     *e = (expected){ 0 };
@@ -247,6 +263,15 @@ double expected_check_loss(const expected *e, const char *what, double loss_sum)
     double error = expected_error(&loss, &e->loss, 1);
     CHECK(error <= e->bounds.loss, "%s: loss %.9g, expected %.9g (error %.2e)", what, loss, e->loss,
           error);
+    return error;
+}
+
+double expected_check_aux_loss(const expected *e, const char *what, double aux_loss_sum)
+{
+    double loss = aux_loss_sum / (double)e->n_targets;
+    double error = expected_error(&loss, &e->aux_loss, 1);
+    CHECK(error <= e->bounds.aux_loss, "%s: auxiliary loss %.9g, expected %.9g (error %.2e)", what,
+          loss, e->aux_loss, error);
     return error;
 }
 

@@ -13,7 +13,7 @@
 
 /* Largest errors, each relative to the largest number expected (expected_error). */
 typedef struct expected_bounds {
-    double loss, logits, grads;
+    double loss, aux_loss, logits, grads;
 } expected_bounds;
 
 typedef struct expected {
@@ -22,6 +22,11 @@ typedef struct expected {
     int32_t *doc_starts;    /* [documents + 1] */
     double *logits;         /* [tokens, vocab] */
     double loss;            /* mean over targets, nats */
+    /* Where routers add a loss: what they add, and the documents that begin a micro-batch, on which
+     * it depends; else 0 and none. */
+    double aux_loss;
+    int32_t *micro_starts; /* [micro_batches] */
+    int64_t micro_batches;
     double **grads;         /* [n_params] */
     expected_bounds bounds; /* set by the caller after expected_read */
 } expected;
@@ -40,6 +45,7 @@ double expected_error(const double *a, const double *b, int64_t n);
 /* Loss and gradients against what is expected; `what` and the parameter are named on failure.
  * Returns the (largest) error. */
 double expected_check_loss(const expected *e, const char *what, double loss_sum);
+double expected_check_aux_loss(const expected *e, const char *what, double aux_loss_sum);
 double expected_check_grads(const expected *e, const char *what, const model *m,
                             double *const *grads);
 

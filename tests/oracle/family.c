@@ -21,11 +21,13 @@
 #include <dirent.h>
 #include <math.h>
 
-static const expected_bounds fp32_bounds = { .loss = 1e-5, .logits = 1e-5, .grads = 1e-4 };
+static const expected_bounds fp32_bounds = {
+    .loss = 1e-5, .aux_loss = 1e-5, .logits = 1e-5, .grads = 1e-4
+};
 static const expected_bounds bf16_bounds = { .loss = 2e-3, .logits = 6e-2, .grads = 2e-1 };
-static const expected_bounds bf16_routed_bounds = { .loss = 2e-3,
-                                                    .logits = INFINITY,
-                                                    .grads = INFINITY };
+static const expected_bounds bf16_routed_bounds = {
+    .loss = 2e-3, .aux_loss = 2e-3, .logits = INFINITY, .grads = INFINITY
+};
 
 static const char *fixtures;
 static const mt_backend *backend;
@@ -41,7 +43,7 @@ typedef struct subject {
     expected e;
     double **grads; /* what is compared */
     int64_t longest;
-    double worst_loss, worst_logits, worst_grads;
+    double worst_loss, worst_aux_loss, worst_logits, worst_grads;
 } subject;
 
 static void subject_finish(subject *s)
@@ -95,6 +97,11 @@ static void check_loss(subject *s, const char *what, double loss_sum)
     s->worst_loss = fmax(s->worst_loss, expected_check_loss(&s->e, what, loss_sum));
 }
 
+static void check_aux_loss(subject *s, const char *what, double aux_loss_sum)
+{
+    s->worst_aux_loss = fmax(s->worst_aux_loss, expected_check_aux_loss(&s->e, what, aux_loss_sum));
+}
+
 static void check_grads(subject *s, const char *what)
 {
     s->worst_grads = fmax(s->worst_grads, expected_check_grads(&s->e, what, s->m, s->grads));
@@ -110,10 +117,13 @@ typedef struct packing {
     bool serial;
 } packing;
 
+/* Where it matters to the loss, micro-batches are those of the reference. */
 static mt_status pack(const expected *e, int64_t per_micro, step_batch *ret)
 {
     int64_t first[64], n = 0;
-    for (int64_t d = 0; d < e->documents && n < 64; d += per_micro)
+    for (; n < e->micro_batches; n++)
+        first[n] = e->micro_starts[n];
+    for (int64_t d = 0; !e->micro_batches && d < e->documents && n < 64; d += per_micro)
         first[n++] = d;
     return expected_batch(e, first, n, ret);
 }
@@ -170,15 +180,16 @@ static void check_units(subject *s, mt_dtype precision, const packing *how)
                            .policy = (tpl_policy)how->policy,
                            .max_tokens = s->e.tokens,
                            .max_documents = s->e.documents };
-    double sum = 0;
+    double sum = 0, aux_sum = 0;
     mt_status st = pack(&s->e, how->per_micro, &batch);
     if (!st)
         st = units_create(&setup, &u);
     if (!st)
-        st = units_gradients(u, &batch, &sum, s->grads);
+        st = units_gradients(u, &batch, &sum, &aux_sum, s->grads);
     CHECK(!st, "%s: %s", what, status_text());
     if (!st) {
         check_loss(s, what, sum);
+        check_aux_loss(s, what, aux_sum);
         check_grads(s, what);
         st = units_eval(u, &batch, &sum);
         CHECK(!st, "%s: eval: %s", what, status_text());
@@ -188,6 +199,77 @@ static void check_units(subject *s, mt_dtype precision, const packing *how)
     }
     units_destroy(u);
     expected_batch_finish(&batch);
+}
+
+/* Moves every trained parameter by up to `step` along a random direction, fixed by `seed`; what
+ * the masters hold in the end goes to ret[param]. */
+static void displace(const subject *s, double step, uint32_t seed, double *const *ret)
+{
+    for (int32_t p = 0; p < s->m->n_params; p++) {
+        int64_t n = s->m->params[p].elems;
+        bool frozen = s->m->params[p].flags & MT_PARAM_FROZEN;
+        for (int64_t i = 0; i < n; i++) {
+            float w;
+            seed = seed * 1664525u + 1013904223u;
+            double along = (double)(seed >> 8) / (1 << 23) - 1;
+            store_get(s->s, p, i, 1, &w);
+            w += frozen ? 0 : (float)(step * along);
+            store_set(s->s, p, i, 1, &w);
+            ret[p][i] = (double)w;
+        }
+    }
+}
+
+/* Loss and auxiliary loss, and the gradient of their sum. */
+static double whole_loss(const subject *s, tpl_policy policy, double *const *ret_grads)
+{
+    units *u = NULL;
+    step_batch batch = { 0 };
+    units_config setup = { .store = s->s,
+                           .backend = backend,
+                           .device = device,
+                           .compute = MT_F64,
+                           .policy = policy,
+                           .max_tokens = s->e.tokens,
+                           .max_documents = s->e.documents };
+    double sum = NAN, aux_sum = NAN;
+    mt_status st = pack(&s->e, 1, &batch);
+    if (!st)
+        st = units_create(&setup, &u);
+    if (!st)
+        st = units_gradients(u, &batch, &sum, &aux_sum, ret_grads);
+    CHECK(!st, "%s", status_text());
+    units_destroy(u);
+    expected_batch_finish(&batch);
+    return (sum + aux_sum) / (double)s->e.n_targets;
+}
+
+/* The gradient through all units against a difference in FP64: what one layer with experts adds to
+ * the loss depends on all of them, which no template by itself shows. */
+static void check_difference(subject *s)
+{
+    const double step = 2e-6; /* no token changes its experts */
+    double **low = expected_grads_create(s->m), **high = expected_grads_create(s->m);
+    double **unused = expected_grads_create(s->m);
+    CHECK(low && high && unused, "out of memory");
+    for (int policy = 0; policy < TPL_POLICIES && low && high && unused; policy++) {
+        double slope = 0;
+        whole_loss(s, (tpl_policy)policy, s->grads);
+        displace(s, -step, 1, low);
+        double below = whole_loss(s, (tpl_policy)policy, unused);
+        displace(s, 2 * step, 1, high);
+        double above = whole_loss(s, (tpl_policy)policy, unused);
+        displace(s, -step, 1, unused);
+        for (int32_t p = 0; p < s->m->n_params; p++)
+            for (int64_t i = 0; i < s->m->params[p].elems; i++)
+                slope += s->grads[p][i] * (high[p][i] - low[p][i]);
+        CHECK(fabs(above - below - slope) < 1e-5 * fabs(slope),
+              "%s: the loss changes by %.9g, the gradient says %.9g",
+              tpl_policy_name((tpl_policy)policy), above - below, slope);
+    }
+    expected_grads_destroy(low, s->m);
+    expected_grads_destroy(high, s->m);
+    expected_grads_destroy(unused, s->m);
 }
 
 /* ---- by the engine --------------------------------------------------------------------------- */
@@ -223,7 +305,8 @@ static mt_status start_engine(const subject *s, const plan_request *request, boo
     return engine_create(&setup, ret);
 }
 
-static mt_status engine_grads(engine *e, const subject *s, const step_batch *batch, double *ret_sum)
+static mt_status engine_grads(engine *e, const subject *s, const step_batch *batch, double *ret_sum,
+                              double *ret_aux_sum)
 {
     int32_t n = s->m->n_params;
     float **grads = calloc((size_t)n, sizeof *grads);
@@ -232,7 +315,7 @@ static mt_status engine_grads(engine *e, const subject *s, const step_batch *bat
         if (!(grads[p] = calloc((size_t)s->m->params[p].elems, sizeof **grads)))
             st = status_nomem("gradients", (size_t)s->m->params[p].elems * sizeof **grads);
     if (!st)
-        st = engine_gradients(e, batch, ret_sum, NULL, grads);
+        st = engine_gradients(e, batch, ret_sum, ret_aux_sum, grads);
     for (int32_t p = 0; p < n && !st; p++)
         for (int64_t i = 0; i < s->m->params[p].elems; i++)
             s->grads[p][i] = (double)grads[p][i];
@@ -249,7 +332,7 @@ static void check_engine(subject *s, const packing *how)
     plan *p = NULL;
     engine *e = NULL;
     step_batch batch = { 0 };
-    double sum = 0;
+    double sum = 0, aux_sum = 0;
     mt_status st = pack(&s->e, how->per_micro, &batch);
     if (!st) {
         plan_request request = { .compute = compute,
@@ -268,10 +351,11 @@ static void check_engine(subject *s, const packing *how)
     }
     /* Twice: what one step leaves behind must not reach the next. */
     for (int i = 0; i < 2 && !st; i++) {
-        st = engine_grads(e, s, &batch, &sum);
+        st = engine_grads(e, s, &batch, &sum, &aux_sum);
         if (st)
             break;
         check_loss(s, what, sum);
+        check_aux_loss(s, what, aux_sum);
         check_grads(s, what);
     }
     if (!st && !(st = engine_eval(e, &batch, &sum)))
@@ -355,8 +439,11 @@ static void check_case(const char *name)
         for (size_t i = 0; i < sizeof by_engine / sizeof *by_engine; i++)
             check_engine(&s, &by_engine[i]);
         check_generation(&s);
-        fprintf(stderr, "largest errors: loss %.1e, logits %.1e, gradients %.1e\n", s.worst_loss,
-                s.worst_logits, s.worst_grads);
+        if (compute == MT_F32 && model_adds_loss(s.m))
+            check_difference(&s);
+        fprintf(stderr,
+                "largest errors: loss %.1e, auxiliary loss %.1e, logits %.1e, gradients %.1e\n",
+                s.worst_loss, s.worst_aux_loss, s.worst_logits, s.worst_grads);
     }
     subject_finish(&s);
 }

@@ -14,6 +14,10 @@ Each case is a folder as save_pretrained writes it, in some cases rewritten to a
         loss           fp64 [1]       mean over all targets of all documents
         grad.NAME      fp32           gradient of that mean, by the parameter's name and in its
                                       shape: experts' matrices are [out, in], gate over up
+    and where the routers' auxiliary loss is asked for (output_router_logits)
+        aux_loss       fp64 [1]       its mean over micro-batches, weighted by their targets, times
+                                      router_aux_loss_coef; grad.NAME is of the sum of both
+        micro_starts   int32 [m]      the documents that begin a micro-batch
 
 Only eager attention is a valid reference: others drop soft caps.
 """
@@ -61,6 +65,8 @@ BEYOND = [1, 60, 17]
 # of the reference itself.
 DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=20,
              linear_value_head_dim=18)
+# A coefficient with which the routers' gradients are largely those of the auxiliary loss.
+BALANCED = dict(output_router_logits=True, router_aux_loss_coef=0.7)
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 # family/case: model_type, configuration, lengths of the documents (inputs), how it is written:
@@ -69,6 +75,7 @@ MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 #     config          a function that rewrites config.json
 #     fused           all experts of a layer in one tensor, in place of one each
 #     mxfp4           the experts' matrices are quantised, as GPT-OSS is released
+#     micro           with output_router_logits: the documents that begin a micro-batch
 #     predict         layers for multi-token prediction follow the last one
 #     wrap            (model_type, prefix): the language model of a multi-modal one
 CASES = {
@@ -209,6 +216,26 @@ CASES = {
                                               norm_topk_prob=False, routed_scaling_factor=1.5,
                                               rope_interleave=False, attention_bias=True,
                                               **rope()), DOCUMENTS, dict(bf16=True, fused=True)),
+    # Last, so that the draws of the others stay as they are.
+    "mistral/mixtral_balanced": ("mixtral", dict(TINY, intermediate_size=8, sliding_window=None,
+                                                 num_local_experts=5, num_experts_per_tok=2,
+                                                 **BALANCED, **rope(1e6)),
+                                 DOCUMENTS, dict(bf16=True, micro=[0])),
+    "qwen/qwen2_moe_balanced": ("qwen2_moe", dict(TINY, num_hidden_layers=3, num_experts=6,
+                                                  num_experts_per_tok=2, moe_intermediate_size=6,
+                                                  shared_expert_intermediate_size=10,
+                                                  mlp_only_layers=[1], **BALANCED, **rope(1e6)),
+                                DOCUMENTS, dict(bf16=True, micro=[0, 2])),
+    "qwen/qwen3_next_balanced": ("qwen3_next", dict(TINY, num_hidden_layers=2, num_experts=6,
+                                                    num_experts_per_tok=2, moe_intermediate_size=6,
+                                                    shared_expert_intermediate_size=10,
+                                                    full_attention_interval=2, **DELTA, **BALANCED,
+                                                    **rope(1e6, partial_rotary_factor=0.25)),
+                                 DOCUMENTS, dict(bf16=True, micro=[0])),
+    "gpt_oss/balanced": ("gpt_oss", dict(TINY, intermediate_size=10, head_dim=16, sliding_window=6,
+                                         num_local_experts=5, num_experts_per_tok=2,
+                                         swiglu_limit=0.9, **BALANCED, **rope(100.0, **FRACTIONAL)),
+                         DOCUMENTS, dict(bf16=True, micro=[0, 1, 3])),
 }
 
 
@@ -443,16 +470,44 @@ def as_parameter(model, name, value):
     return value.contiguous()
 
 
-def expected(model, docs):
+def balance_loss(model, router_logits):
+    """transformers' loss of a forward call with these logits, one tensor a layer."""
+    config = model.config
+    function = sys.modules[type(model).__module__].load_balancing_loss_func
+    return config.router_aux_loss_coef * function(router_logits, model.num_experts,
+                                                  config.num_experts_per_tok)
+
+
+def check_balance(model, ids, targets):
+    """What is expected of one document is the loss that transformers reports."""
+    with torch.no_grad():
+        out = model(input_ids=ids[None], labels=targets[None], shift_labels=targets[None],
+                    use_cache=False)
+        loss = F.cross_entropy(out.logits[0].float(), targets, ignore_index=-100)
+        torch.testing.assert_close(out.loss, loss + balance_loss(model, out.router_logits))
+
+
+def expected(model, docs, micro=None):
     n_targets = sum(int((t >= 0).sum()) for _, t in docs)
-    logits, total = [], 0.0
+    logits, total, aux_total = [], 0.0, 0.0
+    begins = micro or list(range(len(docs)))
     model.zero_grad()
-    for ids, targets in docs:
-        out = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        loss = F.cross_entropy(out, targets, reduction="sum", ignore_index=-100)
-        (loss / n_targets).backward()
+    for first, end in zip(begins, begins[1:] + [len(docs)]):
+        loss, routers, n = 0.0, [], 0
+        for ids, targets in docs[first:end]:
+            out = model(input_ids=ids[None], use_cache=False)
+            logits.append(out.logits[0].detach().float())
+            loss = loss + F.cross_entropy(out.logits[0].float(), targets, reduction="sum",
+                                          ignore_index=-100)
+            n += int((targets >= 0).sum())
+            routers.append(out.router_logits if micro else ())
         total += loss.item()
-        logits.append(out.detach())
+        if micro:
+            layers = tuple(torch.cat(layer) for layer in zip(*routers))
+            aux = n * balance_loss(model, layers)
+            aux_total += aux.item()
+            loss = loss + aux
+        (loss / n_targets).backward()
     starts = [0]
     for ids, _ in docs:
         starts.append(starts[-1] + len(ids))
@@ -463,6 +518,9 @@ def expected(model, docs):
         "logits": torch.cat(logits).contiguous(),
         "loss": torch.tensor([total / n_targets], dtype=torch.float64),
     }
+    if micro:
+        tensors["aux_loss"] = torch.tensor([aux_total / n_targets], dtype=torch.float64)
+        tensors["micro_starts"] = torch.tensor(micro, dtype=torch.int32)
     for name, p in model.named_parameters():
         whole = {name: as_parameter(model, name, p.grad)}
         if name.endswith(("in_proj_qkvz.weight", "in_proj_ba.weight")):
@@ -533,7 +591,10 @@ def try_make(root, index, name, model_type, values, lengths, how):
     docs = documents(lengths, model.config.vocab_size, generator)
     if margin(model, docs) < 1e-3:
         return False
-    tensors = expected(model, docs)
+    assert how.get("micro") or not getattr(model.config, "output_router_logits", False)
+    if how.get("micro"):
+        check_balance(model, *max(docs, key=lambda d: len(d[0])))
+    tensors = expected(model, docs, how.get("micro"))
     save_file(tensors, folder / "expected.safetensors")
     if how.get("config"):
         path = folder / "config.json"

@@ -29,6 +29,7 @@ struct units {
     unit_buffers *unit; /* [n_units] */
     void *work;
     void *logits;
+    double *tally;
     int32_t *ids, *targets, *positions, *doc_starts, *logit_rows; /* device */
     int32_t n_allocations;
     allocation allocations[4096];
@@ -160,14 +161,15 @@ mt_status units_create(const units_config *config, units **ret)
         status = place_gradients(u);
     if (!status) {
         u->work = device_alloc(u, work_bytes);
+        u->tally = device_alloc(u, u->m->tally * (int64_t)sizeof *u->tally);
         u->logits = device_alloc(u, t * u->m->vocab * mt_dtype_size(stat_dtype(u)));
         u->ids = device_alloc(u, ints);
         u->targets = device_alloc(u, ints);
         u->positions = device_alloc(u, ints);
         u->logit_rows = device_alloc(u, ints);
         u->doc_starts = device_alloc(u, (config->max_documents + 1) * (int64_t)sizeof(int32_t));
-        if (!u->work || !u->logits || !u->ids || !u->targets || !u->positions || !u->logit_rows ||
-            !u->doc_starts)
+        if (!u->work || !u->tally || !u->logits || !u->ids || !u->targets || !u->positions ||
+            !u->logit_rows || !u->doc_starts)
             status = status_nomem("units", (size_t)work_bytes);
     }
     if (status) {
@@ -228,7 +230,8 @@ static tpl_binding bind_unit(units *u, int32_t i, bool accumulate)
                          .grads = b->grads,
                          .accumulate = accumulate,
                          .saved = b->saved,
-                         .work = u->work };
+                         .work = u->work,
+                         .tally = u->tally };
     for (int k = 0; k < MT_UNIT_MAX_IO; k++) {
         bind.out[k] = b->out[k];
         bind.d_out[k] = b->d_out[k];
@@ -240,8 +243,25 @@ static tpl_binding bind_unit(units *u, int32_t i, bool accumulate)
     return bind;
 }
 
-static void forward(units *u, const mt_batch *batch, mt_pass pass, int64_t used, bool accumulate)
+/* What unit i has just added to the loss. */
+static double read_aux_loss(units *u, int32_t i)
 {
+    int64_t at = u->unit[i].plan->loss_offset[0];
+    double raw = 0, loss = 0;
+    if (at < 0)
+        return 0;
+    u->c.backend->copy_out(u->c.device, u->queue, &raw, (const char *)u->work + at,
+                           mt_dtype_size(stat_dtype(u)));
+    u->c.backend->queue_sync(u->c.device, u->queue);
+    to_double(stat_dtype(u), &raw, 1, &loss, false);
+    return loss;
+}
+
+/* Returns what units add to the loss of a training pass. */
+static double forward(units *u, const mt_batch *batch, mt_pass pass, int64_t used, bool accumulate)
+{
+    double aux_loss = 0;
+    u->c.backend->fill(u->c.device, u->queue, u->tally, 0, u->m->tally * (int64_t)sizeof *u->tally);
     for (int32_t i = 0; i < u->m->n_units; i++) {
         tpl_binding bind = bind_unit(u, i, accumulate);
         if (pass == MT_PASS_PREFILL || pass == MT_PASS_DECODE) {
@@ -249,7 +269,10 @@ static void forward(units *u, const mt_batch *batch, mt_pass pass, int64_t used,
             bind.used = used;
         }
         tpl_forward(u->unit[i].plan, u->queue, &bind, batch, pass);
+        if (pass == MT_PASS_TRAIN)
+            aux_loss += read_aux_loss(u, i);
     }
+    return aux_loss;
 }
 
 static double read_loss(units *u, const micro_batch *micro)
@@ -290,12 +313,12 @@ static mt_status read_grads(units *u, double *const *ret)
 }
 
 mt_status units_gradients(units *u, const step_batch *batch, double *ret_loss_sum,
-                          double *const *ret_grads)
+                          double *ret_aux_loss_sum, double *const *ret_grads)
 {
-    double sum = 0;
+    double sum = 0, aux_sum = 0;
     for (int64_t k = 0; k < batch->n; k++) {
         mt_batch b = upload_batch(u, &batch->micro[k], 1.0 / (double)batch->n_targets);
-        forward(u, &b, MT_PASS_TRAIN, 0, k > 0);
+        aux_sum += forward(u, &b, MT_PASS_TRAIN, 0, k > 0);
         sum += read_loss(u, &batch->micro[k]);
         for (int32_t i = u->m->n_units - 1; i >= 0; i--) {
             tpl_binding bind = bind_unit(u, i, k > 0);
@@ -306,8 +329,10 @@ mt_status units_gradients(units *u, const step_batch *batch, double *ret_loss_su
     mt_status status = read_grads(u, ret_grads);
     if (!status)
         status = u->c.backend->error(u->c.device);
-    if (!status)
+    if (!status) {
         *ret_loss_sum = sum;
+        *ret_aux_loss_sum = aux_sum;
+    }
     return status;
 }
 

@@ -24,10 +24,10 @@ typedef struct units_config {
 mt_status units_create(const units_config *config, units **ret);
 void units_destroy(units *u); /* accepts NULL */
 
-/* Loss in nats, summed over all targets, and its mean's gradient for every parameter
- * (ret_grads[param], caller's memory, model_param.elems each). */
+/* Loss in nats, summed over all targets, what units add to that sum, and for every parameter the
+ * gradient of the mean of both (ret_grads[param], caller's memory, model_param.elems each). */
 mt_status units_gradients(units *u, const step_batch *batch, double *ret_loss_sum,
-                          double *const *ret_grads);
+                          double *ret_aux_loss_sum, double *const *ret_grads);
 
 /* The loss alone, by the inference programs. */
 mt_status units_eval(units *u, const step_batch *batch, double *ret_loss_sum);

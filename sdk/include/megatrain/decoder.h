@@ -37,8 +37,9 @@ typedef struct mt_decoder_moe {
     /* A frozen bias [experts] that takes part in the choice of experts, but not in their weights;
      * NULL: none. */
     const char *bias_name;
-    /* A loss that keeps experts evenly used; coef 0: none. With a coef before the configuration is
-     * read, output_router_logits decides whether it stays. */
+    /* A loss that keeps experts evenly used; coef 0: none. Before the configuration is read it is
+     * what the family has: output_router_logits decides whether it stays, and of that over all
+     * layers router_aux_loss_coef is the coefficient. */
     mt_balance_attr balance;
 } mt_decoder_moe;
 
@@ -210,6 +211,29 @@ static inline mt_status mt_decoder_activation(const mt_config *c, const char *ke
     return MT_OK;
 }
 
+/* The auxiliary loss, where *m has one and output_router_logits asks for it. [main] */
+static inline mt_status mt_decoder_read_balance(const mt_config *c, mt_decoder_moe *m)
+{
+    mt_balance_attr *a = &m->balance;
+    bool offered = a->coef > 0, wanted;
+    mt_status s = mt_config_bool(c, "output_router_logits", false, &wanted);
+    if (s != MT_OK)
+        return s;
+    if (wanted && !offered)
+        return c->reject(c, "output_router_logits",
+                         "asks for an auxiliary loss of the routers, which this family does not "
+                         "have; set it to false");
+    if (a->mode == MT_BALANCE_HF_ALL_LAYERS) {
+        if ((s = mt_config_float(c, "router_aux_loss_coef", a->coef, &a->coef)))
+            return s;
+        if (!(a->coef >= 0))
+            return c->reject(c, "router_aux_loss_coef", "must be at least 0, found %g", a->coef);
+    }
+    if (!wanted)
+        a->coef = 0;
+    return MT_OK;
+}
+
 /* Number and choice of the experts, over what *m holds. The noise of training is refused where it
  * is asked for, and the auxiliary loss where *m has none to offer. [main] */
 static inline mt_status mt_decoder_read_moe(const mt_config *c, mt_decoder_moe *m)
@@ -217,7 +241,6 @@ static inline mt_status mt_decoder_read_moe(const mt_config *c, mt_decoder_moe *
     static const char *const counts[] = { "num_experts", "num_local_experts", "n_routed_experts" };
     const char *first = NULL; /* the key that was found */
     int64_t top_k = 0, n = 0;
-    bool auxiliary;
     double noise;
     mt_status s;
     for (int i = 0; i < 3; i++) {
@@ -231,18 +254,12 @@ static inline mt_status mt_decoder_read_moe(const mt_config *c, mt_decoder_moe *
         m->experts = n;
     }
     if ((s = mt_config_count(c, "num_experts_per_tok", m->router.top_k, m->experts, &top_k)) ||
-        (s = mt_config_bool(c, "output_router_logits", false, &auxiliary)) ||
+        (s = mt_decoder_read_balance(c, m)) ||
         (s = mt_config_float(c, "router_jitter_noise", 0, &noise)))
         return s;
-    if (auxiliary && !(m->balance.coef > 0))
-        return c->reject(c, "output_router_logits",
-                         "asks for the auxiliary loss of the routers, which is not offered yet; "
-                         "set it to false");
     if (noise != 0)
         return c->reject(c, "router_jitter_noise", "is not offered; set it to 0, found %g", noise);
     m->router.top_k = (int32_t)top_k;
-    if (!auxiliary)
-        m->balance.coef = 0;
     return MT_OK;
 }
 
