@@ -150,8 +150,7 @@ static double total_of(const mt_op_call *c)
     return sum;
 }
 
-/* ---- over all layers --------------------------------------------------------------------------
- */
+/* ---- over all layers ------------------------------------------------------------------------- */
 
 /* The tally: c_e, sums of p_e, tokens; of all layers together. */
 static double *tally_scores(const mt_op_call *c)
@@ -210,8 +209,7 @@ static double add_to_tally(const mt_op_call *c)
     return tally_loss(c) - before;
 }
 
-/* ---- the operation ----------------------------------------------------------------------------
- */
+/* ---- the operation --------------------------------------------------------------------------- */
 
 /* Shares, then rows, then (forward) the sum of what they have. */
 static int32_t balance_phases(const mt_op_call *c, bool backward)

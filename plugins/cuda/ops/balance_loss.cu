@@ -150,8 +150,7 @@ template <typename R> static __global__ void total_kernel(balance_args a)
         *static_cast<R *>(a.loss) = (R)sum;
 }
 
-/* ---- over all layers --------------------------------------------------------------------------
- */
+/* ---- over all layers ------------------------------------------------------------------------- */
 
 /* A warp a token: its largest logit, and what makes its exponentials probabilities. */
 template <typename T>
@@ -226,8 +225,7 @@ template <typename R> static __global__ void tally_kernel(balance_args a)
     }
 }
 
-/* ---- the operation ----------------------------------------------------------------------------
- */
+/* ---- the operation --------------------------------------------------------------------------- */
 
 static bool over_layers(const mt_op_call *c)
 {
