@@ -57,49 +57,55 @@ static tok_text strip(const tok_decode *d, tok_text t)
 }
 
 /* Spaces for the replacement, which vanishes from the first token. */
-static bool add_spaces(const tok_decode *d, tok_text t, bool first, tok_buf *to)
+static mt_status add_spaces(const tok_decode *d, tok_text t, bool first, tok_buf *to)
 {
     tok_text content = { " ", first && d->drops_at_start ? 0 : 1 };
-    return tok_pattern_replace(&d->pattern, content, t, NULL, to) == MT_OK;
+    return tok_pattern_replace(&d->pattern, content, t, NULL, to);
 }
 
-static bool run_step(const tok_decode *d, tok_text t, bool first, tok_region *region, tok_buf *to)
+static mt_status add(tok_buf *to, tok_text t)
+{
+    return tok_buf_add(to, t.p, t.n) ? MT_OK : mt_fail_nomem();
+}
+
+static mt_status run_step(const tok_decode *d, tok_text t, bool first, tok_region *region,
+                          tok_buf *to)
 {
     char byte;
     switch (d->kind) {
     case TOK_DECODE_BYTE_LEVEL:
-        return add_bytes(t, to);
+        return add_bytes(t, to) ? MT_OK : mt_fail_nomem();
     case TOK_DECODE_REPLACE:
-        return tok_pattern_replace(&d->pattern, d->content, t, region, to) == MT_OK;
+        return tok_pattern_replace(&d->pattern, d->content, t, region, to);
     case TOK_DECODE_METASPACE:
         return add_spaces(d, t, first, to);
     case TOK_DECODE_BYTE_FALLBACK:
         byte = (char)fallback_byte(t);
-        return fallback_byte(t) < 0 ? tok_buf_add(to, t.p, t.n) : tok_buf_add(to, &byte, 1);
+        return add(to, fallback_byte(t) < 0 ? t : (tok_text){ &byte, 1 });
     case TOK_DECODE_STRIP:
-        t = strip(d, t);
-        return tok_buf_add(to, t.p, t.n);
+        return add(to, strip(d, t));
     }
-    return false;
+    return MT_ERR_INTERNAL;
 }
 
 /* Runs n steps; *ret is `t` itself or lies in one of the two buffers. `plain`: the text was never
  * in the byte-level alphabet, though its characters may be. */
-static bool run_steps(const tok_decode *steps, int64_t n, tok_text t, bool first, bool plain,
-                      tok_region *region, tok_buf buf[2], tok_text *ret)
+static mt_status run_steps(const tok_decode *steps, int64_t n, tok_text t, bool first, bool plain,
+                           tok_region *region, tok_buf buf[2], tok_text *ret)
 {
     int into = 0;
     for (int64_t i = 0; i < n; i++) {
         if (plain && steps[i].kind == TOK_DECODE_BYTE_LEVEL)
             continue;
         buf[into].n = 0;
-        if (!run_step(&steps[i], t, first, region, &buf[into]))
-            return false;
+        mt_status status = run_step(&steps[i], t, first, region, &buf[into]);
+        if (status)
+            return status;
         t = tok_buf_text(&buf[into]);
         into = !into;
     }
     *ret = t;
-    return true;
+    return MT_OK;
 }
 
 /* What a token starts from: an added one from its text in the normalized text. */
@@ -140,9 +146,8 @@ static mt_status decode_all(tokenizer *t, tok_text *text, bool first)
         tok_text made;
         if (!text[id].p)
             continue;
-        if (!run_steps(t->decodes, t->n_each, text[id], first, plain, region, buf, &made))
-            status = mt_fail_nomem();
-        else if (!tok_same(made, text[id]) && !(text[id] = tok_arena_copy(&t->arena, made)).p)
+        status = run_steps(t->decodes, t->n_each, text[id], first, plain, region, buf, &made);
+        if (!status && !tok_same(made, text[id]) && !(text[id] = tok_arena_copy(&t->arena, made)).p)
             status = mt_fail_nomem();
     }
     tok_region_destroy(region);
@@ -198,10 +203,11 @@ static int64_t finish_text(const tokenizer *t, tok_text text, char *ret_text, in
     tok_buf buf[2] = { 0 };
     tok_region *region = tok_region_create();
     tok_text made = { 0 };
-    bool ok = region && run_steps(t->decodes + t->n_each, t->n_decodes - t->n_each, text, true,
-                                  false, region, buf, &made);
-    int64_t n = ok ? made.n : mt_fail_nomem();
-    if (ok && capacity > 0 && made.n)
+    mt_status status = region ? run_steps(t->decodes + t->n_each, t->n_decodes - t->n_each, text,
+                                          true, false, region, buf, &made)
+                              : mt_fail_nomem();
+    int64_t n = status ? status : made.n;
+    if (!status && capacity > 0 && made.n)
         memcpy(ret_text, made.p, (size_t)(made.n < capacity ? made.n : capacity));
     tok_region_destroy(region);
     tok_buf_finish(&buf[0]);

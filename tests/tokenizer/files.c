@@ -436,6 +436,28 @@ static void gives_up_runaway_patterns(void)
     support_leave(folder);
 }
 
+/* The same in a decoder, which sees the whole text. */
+static void gives_up_runaway_decoders(void)
+{
+    enum { LETTERS = 60 };
+    int32_t ids[LETTERS + 1];
+    char text[2 * LETTERS];
+    support_enter(folder);
+    void *t = open_text("{\"decoder\":{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Fuse\"},"
+                        "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"(a+)+c\"},"
+                        "\"content\":\"b\"}]}," MODEL "}");
+    for (int i = 0; i < LETTERS; i++)
+        ids[i] = 0;
+    ids[LETTERS] = 1;
+    int64_t n = iface->decode(t, ids, LETTERS + 1, 0, text, sizeof text);
+    CHECK(n == MT_ERR_FORMAT && strstr(status_text(), "a regular expression"), "%d: %s", (int)n,
+          status_text());
+    CHECK(iface->decode(t, ids, 3, 0, text, sizeof text) == 3 && memcmp(text, "aaa", 3) == 0,
+          "the next text is decoded");
+    iface->close(t);
+    support_leave(folder);
+}
+
 /* Normalizers one after the other that make a text ten times as long each. */
 static void gives_up_growing_texts(void)
 {
@@ -531,6 +553,7 @@ int main(int argc, char **argv)
     RUN(repairs_what_is_no_utf8);
     RUN(merges_long_pieces);
     RUN(gives_up_runaway_patterns);
+    RUN(gives_up_runaway_decoders);
     RUN(gives_up_growing_texts);
     RUN(runs_on_several_threads);
     return check_done();
