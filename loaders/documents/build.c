@@ -249,7 +249,7 @@ static mt_status meet_error(builder *b, batch *k, item *i, bool first)
 
 static bool any_trained(const uint8_t *trained, int64_t n)
 {
-    return n > 0 && memchr(trained, 1, (size_t)n);
+    return n > 1 && memchr(trained + 1, 1, (size_t)n - 1);
 }
 
 static mt_status write_batch(builder *b, batch *k)

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 /* Raised whenever the same input would give other content. */
-enum { CACHE_VERSION = 1 };
+enum { CACHE_VERSION = 2 };
 #define CACHE_MAGIC "MTTOKENS"
 
 enum { PATH_SIZE = FOLDER_PATH, BUFFER = 1 << 20 };
@@ -293,7 +293,7 @@ mt_status cache_append(cache_writer *w, const int32_t *ids, const uint8_t *train
     uint64_t start = (uint64_t)f->tokens;
     for (int64_t i = 0; i < n; i++) {
         f->vocab = ids[i] >= f->vocab ? (int64_t)ids[i] + 1 : f->vocab;
-        f->trained += trained[i];
+        f->trained += i > 0 && trained[i];
         w->bits |= (uint64_t)trained[i] << (f->tokens % 64);
         if (++f->tokens % 64 == 0)
             good &= put_word(w);

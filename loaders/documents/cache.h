@@ -2,9 +2,10 @@
  *
  * The token cache: one file a dataset, written once, then mapped.
  *
- * A file is a header, then the tokens (2 or 4 bytes each), one bit a token (trained), and the
- * offset of each document's first token (8 bytes, with the number of tokens at the end); each part
- * begins at a multiple of 8 bytes. All numbers are little-endian.
+ * A file is a header, then the tokens (2 or 4 bytes each), one bit a token (trained, with
+ * encode.h's mark of documents), and the offset of each document's first token (8 bytes, with the
+ * number of tokens at the end); each part begins at a multiple of 8 bytes. All numbers are
+ * little-endian.
  */
 #ifndef DOCUMENTS_CACHE_H
 #define DOCUMENTS_CACHE_H

@@ -207,7 +207,7 @@ mt_status encode_text(const encoder *e, text_piece text, token_list *out, char r
     if (!status)
         status = append_end(e, out, reason);
     if (!status && out->n > from)
-        out->trained[from] = 0;
+        out->trained[from] = 1;
     return status;
 }
 
@@ -350,6 +350,6 @@ mt_status encode_record(const encoder *e, record *r, token_list *out, char reaso
         break;
     }
     if (!status && out->n > from)
-        out->trained[from] = 0;
+        out->trained[from] = r->kind == RECORD_IDS;
     return status;
 }

@@ -7,7 +7,9 @@
 
 #include "record.h"
 
-/* Tokens of one document after the other; trained[i] is 1 where token i is a target. */
+/* Tokens of one document after the other; trained[i] is 1 where token i is a target. The first
+ * token of a document is none: its mark is 1 where the document is text or token ids, which may be
+ * split where it is long, and 0 where it is a conversation or a completion. */
 typedef struct token_list {
     int32_t *ids;
     uint8_t *trained;

@@ -118,15 +118,13 @@ static mt_status add(cutter *c, int64_t plane_index, int64_t from, int64_t to)
     return MT_OK;
 }
 
-/* Of a source with both, what is trained as a whole is text, which is split, and the rest are
- * conversations. */
-static doc_long policy_of(const cutter *c, int64_t plane_index, int64_t from, int64_t to)
+/* By the mark of the document's first token; token files hold text. */
+static doc_long policy_of(const cutter *c, int64_t plane_index, int64_t from)
 {
+    const uint8_t *trained = c->source->planes[plane_index].trained;
     if (c->policy != LONG_AUTO)
         return c->policy;
-    const uint8_t *trained = c->source->planes[plane_index].trained;
-    bool whole = !trained || cache_count_trained(trained, from + 1, to) == to - from - 1;
-    return whole ? LONG_SPLIT : LONG_TRUNCATE;
+    return !trained || trained[from / 8] >> (from % 8) & 1 ? LONG_SPLIT : LONG_TRUNCATE;
 }
 
 static mt_status cut(cutter *c, int64_t plane_index, int64_t from, int64_t to)
@@ -138,7 +136,7 @@ static mt_status cut(cutter *c, int64_t plane_index, int64_t from, int64_t to)
     t->longest = n > t->longest ? n : t->longest;
     if (n - 1 <= c->inputs)
         return add(c, plane_index, from, to);
-    doc_long policy = policy_of(c, plane_index, from, to);
+    doc_long policy = policy_of(c, plane_index, from);
     if (policy == LONG_DROP) {
         t->dropped++;
         return MT_OK;
@@ -224,9 +222,6 @@ mt_status samples_build(const source *s, int64_t inputs, doc_long policy, const 
                         samples *ret)
 {
     samples t = { .fd = -1 };
-    bool both = s->conversations && s->text;
-    if (policy == LONG_AUTO && !both)
-        policy = s->conversations ? LONG_TRUNCATE : LONG_SPLIT;
     cutter c = { s, inputs, policy, folder, &t };
     mt_status status = MT_OK;
     for (int64_t i = 0; i < s->n_planes && !status; i++)

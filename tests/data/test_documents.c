@@ -268,6 +268,9 @@ static void long_documents(void)
     write_text("b.txt", "0123456");
     c = SUPPORT_CONFIG("files.0", "a.jsonl", "files.1", "b.txt", IN_ORDER);
     expect(&c, 4, "<s>012[x] / <s>[0123] / 3[456</s>]");
+    /* Also where everything is trained, so that both look alike. */
+    c = SUPPORT_CONFIG("files.0", "a.jsonl", "files.1", "b.txt", IN_ORDER, "train_on", "all");
+    expect(&c, 4, "<s>[012x] / <s>[0123] / 3[456</s>]");
     log_set_level(MT_LOG_INFO);
     support_leave(folder);
 }
