@@ -4,7 +4,8 @@
  * shares their class (`deepseek_v3`). References: the model code that is released with the first;
  * Hugging Face transformers, models/{deepseek_v2,deepseek_v3}.
  *
- * The routers' logits are formed in the compute dtype, the choice of experts from them in FP32.
+ * The routers' logits are formed in the compute dtype by the first and in FP32 by the others, the
+ * choice of experts from them in FP32 by all.
  */
 #include "deepseek.h"
 

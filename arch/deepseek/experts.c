@@ -7,7 +7,10 @@
 
 static const mt_decoder_moe experts[3] = {
     [V1] = { .experts = 64, .width = 1407, .router = { .top_k = 6, .scale = 1 } },
-    [V2] = { .experts = 64, .width = 1407, .router = { .top_k = 6, .scale = 1 } },
+    [V2] = { .experts = 64,
+             .width = 1407,
+             .router = { .top_k = 6, .scale = 1 },
+             .exact_logits = true },
     [V3] = { .experts = 256,
              .width = 2048,
              .router = { .top_k = 8,
@@ -16,7 +19,8 @@ static const mt_decoder_moe experts[3] = {
                          .top_groups = 4,
                          .group_score = MT_GROUP_TOP2_SUM,
                          .scale = 2.5 },
-             .bias_name = "mlp.gate.e_score_correction_bias" },
+             .bias_name = "mlp.gate.e_score_correction_bias",
+             .exact_logits = true },
 };
 
 static const int64_t shared_experts[3] = { [V1] = 0, [V2] = 2, [V3] = 1 };

@@ -229,7 +229,7 @@ typedef struct cuda_op {
 } cuda_op;
 
 /* C++ gives constants internal linkage unless they were declared so. */
-extern const cuda_op cuda_op_embedding, cuda_op_linear, cuda_op_attention,
+extern const cuda_op cuda_op_embedding, cuda_op_linear, cuda_op_exact_linear, cuda_op_attention,
     cuda_op_linear_cross_entropy, cuda_op_rmsnorm, cuda_op_rope, cuda_op_act, cuda_op_glu,
     cuda_op_add, cuda_op_mul, cuda_op_scale, cuda_op_router, cuda_op_dispatch,
     cuda_op_grouped_linear, cuda_op_combine, cuda_op_slice, cuda_op_concat, cuda_op_causal_conv,

@@ -50,6 +50,50 @@ static void linear_tiles(void)
     check_linear(261, 530, 300, true);
 }
 
+static void check_exact_linear(int64_t t, int64_t n, int64_t k)
+{
+    op_case c = exact_linear_case(t, n, k);
+    linear_formula(&c);
+    op_check_fast(&c, 7, 1e-5, 1e-2);
+    if (t <= 37)
+        op_check_gradients(&c, 8, 1e-8);
+}
+
+static double through_bf16(double x)
+{
+    return (double)mt_bf16_to_f32(mt_f32_to_bf16((float)x));
+}
+
+/* Sums of products of BF16 numbers as FP32 has them, so that those compare that BF16 would make
+ * equal. */
+static void exact_linear(void)
+{
+    enum { T = 37, N = 19, K = 64 };
+    check_exact_linear(1, 10, 7);
+    check_exact_linear(T, N, K);
+    check_exact_linear(261, 300, 530);
+    op_case c = exact_linear_case(T, N, K);
+    op_data d;
+    op_result r;
+    op_fill(&c, 6, &d);
+    op_run(cpu_side(NULL, 2), &c, &d, &(op_how){ .dtype = MT_BF16 }, &r);
+    int lost = 0;
+    for (int i = 0; i < T * N; i++) {
+        double want = 0, size = 0;
+        for (int p = 0; p < K; p++) {
+            double product =
+                through_bf16(d.in[0][i / N * K + p]) * through_bf16(d.in[1][i % N * K + p]);
+            want += product;
+            size += fabs(product);
+        }
+        CHECK(fabs(r.out[0][i] - want) < 1e-6 * size, "%d: %.9g, not %.9g", i, r.out[0][i], want);
+        lost += through_bf16(r.out[0][i]) != r.out[0][i];
+    }
+    CHECK(lost > T * N * 9 / 10, "BF16 would hold all but %d", lost);
+    op_result_free(&r);
+    op_data_free(&d);
+}
+
 static void embedding(void)
 {
     enum { T = 101, ROWS = 13, COLS = 130 };
@@ -177,6 +221,7 @@ int main(void)
     RUN(tiles_cover);
     RUN(linear_small);
     RUN(linear_tiles);
+    RUN(exact_linear);
     RUN(embedding);
     RUN(embedding_out_of_range);
     cpu_sides_close();

@@ -141,6 +141,20 @@ static void linears(void)
     check_linear(128, 256, 192, true);
 }
 
+static void check_exact_linear(int64_t rows, int64_t n, int64_t k)
+{
+    op_case c = exact_linear_case(rows, n, k);
+    op_check(&c, 6, (op_bounds){ 2e-6, 2e-3 });
+}
+
+static void exact_linears(void)
+{
+    check_exact_linear(1, 1, 1);
+    check_exact_linear(37, 29, 101);
+    check_exact_linear(5000, 16, 64);
+    check_exact_linear(128, 256, 192);
+}
+
 /* ---- mixtures of experts --------------------------------------------------------------------- */
 
 static void check_router(int64_t tokens, int64_t experts, bool bias, mt_router_attr attr)
@@ -481,6 +495,7 @@ int main(void)
     RUN(ropes);
     RUN(embeddings);
     RUN(linears);
+    RUN(exact_linears);
     RUN(routers);
     RUN(rows_of_experts);
     RUN(balances);

@@ -195,12 +195,53 @@ static void biases_stay_where_nothing_may_change(void)
     world_close(&w);
 }
 
+/* Which experts of the last layer a word goes to in BF16: bit k for expert k. Its router's rows are
+ * zero but for those of experts 5 and 9, `sign` everywhere, which differ in one small element by
+ * its last bit of BF16; expert 0 is always taken. */
+static uint32_t picks_between_neighbours(float sign, float element)
+{
+    enum { UP = 5, DOWN = 9, AT = 3 };
+    world_options o = options(rate);
+    world w;
+    float row[EXPERTS][WORLD_HIDDEN] = { 0 };
+    uint32_t down = 0;
+    o.request.compute = MT_BF16;
+    world_open(&o, &w);
+    for (int i = 0; i < WORLD_HIDDEN; i++)
+        row[UP][i] = row[DOWN][i] = sign * (i & 1 ? 1.0f : 0.25f);
+    row[UP][AT] = 0.0625f;
+    row[DOWN][AT] = element;
+    store_set(w.s, model_find_param(w.m, "model.layers.2.mlp.gate.weight"), 0,
+              EXPERTS * WORLD_HIDDEN, row[0]);
+    set(&w, bias_of(&w, 1), 0, 1);
+    step(&w, 1, 0, 1);
+    for (int k = 0; k < EXPERTS; k++)
+        down |= (uint32_t)(get(&w, bias_of(&w, 1), k) == (k ? 0.0f : 1.0f) - (float)rate) << k;
+    world_close(&w);
+    return down;
+}
+
+/* As in the released training code: what BF16 would round to the same logit is not the same. */
+static void logits_are_compared_in_fp32(void)
+{
+    int fifth = 0, ninth = 0;
+    for (float sign = -1; sign <= 1; sign += 2)
+        for (int more = -1; more <= 1; more += 2) {
+            uint32_t picks = picks_between_neighbours(sign, 0.0625f + (float)more * 0x1p-11f);
+            CHECK(picks & 1, "%x", picks);
+            fifth += picks >> 5 & 1u;
+            ninth += picks >> 9 & 1u;
+        }
+    CHECK(fifth == 1 && ninth == 1, "%d, %d", fifth, ninth);
+}
+
 int main(void)
 {
     RUN(busy_experts_go_down_and_others_up);
     RUN(an_unbalanced_router_becomes_balanced);
     RUN(all_ways_move_biases_alike);
     RUN(nothing_else_knows);
+    RUN(logits_are_compared_in_fp32);
     RUN(biases_stay_where_nothing_may_change);
     return check_done();
 }

@@ -26,6 +26,15 @@ op_case linear_case(int64_t t, int64_t n, int64_t k, bool bias)
     return c;
 }
 
+op_case exact_linear_case(int64_t t, int64_t n, int64_t k)
+{
+    op_case c = linear_case(t, n, k, false);
+    c.op = "exact_linear";
+    c.n_in = 2;
+    c.out[0].stat = true;
+    return c;
+}
+
 op_case embedding_case(int64_t t, const int32_t *rows, int64_t table_rows, int64_t cols)
 {
     return (op_case){ .op = "embedding",

@@ -11,6 +11,8 @@
 
 /* x [t, k] times w [n, k], and a bias [n]. */
 op_case linear_case(int64_t t, int64_t n, int64_t k, bool bias);
+/* The same without a bias, y in the statistics dtype. */
+op_case exact_linear_case(int64_t t, int64_t n, int64_t k);
 /* Tokens take the rows of a table [table_rows, cols] that `rows` names. */
 op_case embedding_case(int64_t t, const int32_t *rows, int64_t table_rows, int64_t cols);
 

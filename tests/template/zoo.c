@@ -278,7 +278,8 @@ static mt_status moe(mt_builder *b, const void *arch, const void *arg)
         bias[i] = weight(b, name[i], m->experts, i ? H : 2 * N);
     mt_val h = mt_rmsnorm(b, x, mt_vector(b, "norm", H, MT_INIT_ONES),
                           &(mt_rmsnorm_attr){ 1e-6, MT_NORM_FP32_SCALE, 1 });
-    mt_val logits = mt_linear(b, h, weight(b, "router", m->experts, H), MT_NONE);
+    mt_val w = weight(b, "router", m->experts, H);
+    mt_val logits = m->exact ? mt_exact_linear(b, h, w) : mt_linear(b, h, w, MT_NONE);
     mt_routing r = mt_router(b, logits, correction, &m->router);
     if (m->balance.coef > 0)
         mt_balance_loss(b, logits, &r, &m->balance);
@@ -382,7 +383,7 @@ const zoo_entry zoo[] = {
     { "experts, groups by maximum", moe,
       &(zoo_moe){ 6, .shared = true, .router = { 3, MT_ROUTER_SOFTMAX, 0, 3, 2, .scale = 16 } } },
     { "experts, groups by sums, corrected", moe,
-      &(zoo_moe){ 8, .corrected = true, .shared = true,
+      &(zoo_moe){ 8, .corrected = true, .shared = true, .exact = true,
                   .router = { 2, MT_ROUTER_SIGMOID, 1, 4, 2, MT_GROUP_TOP2_SUM, 2.5 } } },
     { "experts, biased, clamped", moe,
       &(zoo_moe){ 5, .biased = true, .act = { MT_ACT_CLAMPED_SWIGLU, 0, 0.7 },

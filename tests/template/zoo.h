@@ -20,6 +20,7 @@ typedef struct zoo_moe {
     mt_act_attr act;
     mt_router_attr router;
     mt_balance_attr balance; /* coef 0: none */
+    bool exact;              /* logits in the statistics dtype */
 } zoo_moe;
 
 /* Ends with a NULL name. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear: y = x w^T + bias. Forward and both gradients are GEMMs on fixed tiles.
+ * linear: y = x w^T + bias. Forward and both gradients are GEMMs on fixed tiles. exact_linear: the
+ * same without a bias, y in FP32; its gradient is rounded to the dtype of x and w first.
  */
 #include "../cpu.h"
 
@@ -140,4 +141,74 @@ const cpu_op cpu_op_linear = {
     .tasks = linear_tasks,
     .scratch = linear_scratch,
     .run_scratch = linear_run,
+};
+
+/* ---- exact_linear ------------------------------------------------------------------------------
+ */
+
+static bool is_mixed(const mt_op_call *c, bool backward)
+{
+    return backward && c->in[IN_X].dtype == MT_BF16;
+}
+
+/* Backward begins with the phase that rounds. */
+static int32_t exact_phases(const mt_op_call *c, bool backward)
+{
+    return is_mixed(c, backward) ? 2 : 1;
+}
+
+static int64_t exact_tasks(const mt_op_call *c, bool backward, int32_t phase)
+{
+    if (phase == 0 && is_mixed(c, backward))
+        return (c->d_out[0].rows + CPU_ROWS_PER_TASK - 1) / CPU_ROWS_PER_TASK;
+    return linear_tasks(c, backward, phase);
+}
+
+static int64_t exact_workspace(const mt_op_call *c, bool backward)
+{
+    const mt_tensor *dy = &c->d_out[0];
+    return is_mixed(c, backward) ? dy->rows * dy->cols * (int64_t)sizeof(uint16_t) : 0;
+}
+
+static void round_rows(const mt_op_call *c, int64_t task)
+{
+    const mt_tensor *dy = &c->d_out[0];
+    uint16_t *to = c->work;
+    int64_t first = task * CPU_ROWS_PER_TASK;
+    int64_t end = dy->rows - first < CPU_ROWS_PER_TASK ? dy->rows : first + CPU_ROWS_PER_TASK;
+    for (int64_t row = first; row < end; row++)
+        for (int64_t i = 0; i < dy->cols; i++)
+            to[row * dy->cols + i] = mt_f32_to_bf16(((const float *)dy->data)[row * dy->ld + i]);
+}
+
+static void exact_run(cpu_isa isa, const mt_op_call *c, bool backward, int32_t phase, int64_t task,
+                      void *scratch)
+{
+    if (!is_mixed(c, backward)) {
+        linear_run(isa, c, backward, phase, task, scratch);
+    } else if (phase == 0) {
+        round_rows(c, task);
+    } else {
+        mt_op_call rounded = *c;
+        mt_tensor *dy = &rounded.d_out[0];
+        dy->data = c->work;
+        dy->ld = dy->cols;
+        dy->dtype = MT_BF16;
+        backward_task(isa, &rounded, task, scratch);
+    }
+}
+
+static int64_t exact_scratch(const mt_op_call *c, bool backward)
+{
+    (void)backward;
+    return cpu_gemm_work(CPU_TILE_M, CPU_TILE_N, INT32_MAX, c->in[IN_X].dtype);
+}
+
+const cpu_op cpu_op_exact_linear = {
+    .name = "exact_linear",
+    .phases = exact_phases,
+    .tasks = exact_tasks,
+    .workspace = exact_workspace,
+    .scratch = exact_scratch,
+    .run_scratch = exact_run,
 };

@@ -2,7 +2,8 @@
  *
  * linear: y = x w^T + bias. Forward and both gradients are GEMMs. The bias is added within the
  * product's kernel, or written first and the product added to it, before the one rounding. Its
- * gradient is a sum over rows in two steps of a fixed order.
+ * gradient is a sum over rows in two steps of a fixed order. exact_linear: the same without a bias, y
+ * in FP32; its gradient is rounded to the dtype of x and w first.
  */
 #include "../common.cuh"
 
@@ -161,3 +162,44 @@ static int64_t linear_workspace(const cuda_device *d, const mt_op_call *c, bool 
 }
 
 const cuda_op cuda_op_linear = { linear_forward, linear_backward, linear_workspace };
+
+/* ---- exact_linear ------------------------------------------------------------------------------ */
+
+static __global__ void round_rows_kernel(const float *x, int64_t ld, int64_t rows, int64_t cols,
+                                         bf16 *y)
+{
+    int64_t col = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (col >= cols)
+        return;
+    for (int64_t row = blockIdx.y; row < rows; row += gridDim.y)
+        y[row * cols + col] = from_real<bf16>(x[row * ld + col]);
+}
+
+static bool is_mixed(const mt_op_call *c)
+{
+    return c->in[IN_X].dtype == MT_BF16;
+}
+
+static void exact_backward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
+{
+    mt_op_call rounded = *c;
+    mt_tensor *dy = &rounded.d_out[0];
+    if (dy->rows > 0 && is_mixed(c)) {
+        dim3 grid((unsigned)ceil_div(dy->cols, 128), (unsigned)(dy->rows < 4096 ? dy->rows : 4096));
+        round_rows_kernel<<<grid, 128, 0, q->stream>>>((const float *)dy->data, dy->ld, dy->rows,
+                                                       dy->cols, (bf16 *)c->work);
+        dy->data = c->work;
+        dy->ld = dy->cols;
+        dy->dtype = MT_BF16;
+    }
+    linear_backward(d, q, &rounded);
+}
+
+static int64_t exact_workspace(const cuda_device *d, const mt_op_call *c, bool backward)
+{
+    const mt_tensor *dy = &c->d_out[0];
+    (void)d;
+    return backward && is_mixed(c) ? dy->rows * dy->cols * 2 : 0;
+}
+
+const cuda_op cuda_op_exact_linear = { linear_forward, exact_backward, exact_workspace };

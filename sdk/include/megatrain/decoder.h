@@ -41,6 +41,7 @@ typedef struct mt_decoder_moe {
      * what the family has: output_router_logits decides whether it stays, and of that over all
      * layers router_aux_loss_coef is the coefficient. */
     mt_balance_attr balance;
+    bool exact_logits; /* the router's logits are FP32 whatever the device computes in */
 } mt_decoder_moe;
 
 typedef struct mt_decoder {
@@ -396,7 +397,7 @@ static inline mt_val mt_decoder_experts(mt_builder *b, const mt_decoder *d, cons
                                0.0f,        0,     NULL,         0, 0 };
         bias = b->api->param(b, &info);
     }
-    mt_val logits = mt_linear(b, x, w, MT_NONE);
+    mt_val logits = m->exact_logits ? mt_exact_linear(b, x, w) : mt_linear(b, x, w, MT_NONE);
     mt_routing to = mt_router(b, logits, bias, &m->router);
     if (m->balance.coef > 0)
         mt_balance_loss(b, logits, &to, &m->balance);

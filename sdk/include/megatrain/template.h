@@ -452,6 +452,15 @@ static inline mt_val mt_linear(mt_builder *b, mt_val x, mt_val w, mt_val bias)
     return mt_op1_(b, "linear", in, 3, NULL, 0);
 }
 
+/* y = x w^T in the statistics dtype, from products and sums that are not rounded to the compute
+ * dtype: for values that a choice hangs on. In backward what comes in is rounded to it first.
+ * [main] */
+static inline mt_val mt_exact_linear(mt_builder *b, mt_val x, mt_val w)
+{
+    mt_val in[2] = { x, w };
+    return mt_op1_(b, "exact_linear", in, 2, NULL, 0);
+}
+
 static inline mt_val mt_rmsnorm(mt_builder *b, mt_val x, mt_val w, const mt_rmsnorm_attr *attr)
 {
     mt_val in[2] = { x, w };
@@ -688,6 +697,7 @@ typedef struct mt_op_shape {
     X(concat)                                                                                      \
     X(dispatch)                                                                                    \
     X(embedding)                                                                                   \
+    X(exact_linear)                                                                                \
     X(gated_delta)                                                                                 \
     X(glu)                                                                                         \
     X(grouped_linear)                                                                              \
