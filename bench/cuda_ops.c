@@ -345,6 +345,27 @@ static void rope(int64_t t, int heads, const char *name)
     release();
 }
 
+/* The parts of latent attention's queries, as DeepSeek V3 has them: 128 heads of 128 and 64. */
+static void heads(int64_t t)
+{
+    if (!wanted("heads"))
+        return;
+    const int n = 128, nope = 128, turned = 64;
+    const double bytes = 2.0 * (double)t * n;
+    mt_slice_attr slice = { .heads = n, .first = nope, .cols = turned };
+    mt_op_call s = { .attr = &slice, .n_in = 1, .n_out = 1, .batch = { .tokens = t } };
+    s.in[0] = tensor(t, n * (nope + turned), MT_BF16);
+    s.out[0] = tensor(t, n * turned, MT_BF16);
+    run("heads: slice", "slice", &s, false, 2 * bytes * turned, "GB/s", ceiling_copy);
+    mt_concat_attr join = { n, 0, { nope, turned } };
+    mt_op_call c = { .attr = &join, .n_in = 2, .n_out = 1, .batch = { .tokens = t } };
+    c.in[0] = tensor(t, n * nope, MT_BF16);
+    c.in[1] = s.out[0];
+    c.out[0] = s.in[0];
+    run("heads: concat", "concat", &c, false, 2 * bytes * (nope + turned), "GB/s", ceiling_copy);
+    release();
+}
+
 static void elementwise(int64_t t)
 {
     static const mt_act_attr attr = { MT_ACT_SILU, 0, 0 };
@@ -434,6 +455,16 @@ static void interface_members(void)
         b->queue_sync(device, queue);
     }
     report("copy on the device", (now() - from) / 10, 8.0 * (double)n, "GB/s", ceiling_copy);
+    /* What small operations can reach: a copy of as much as a norm of 8192 rows moves. */
+    const int64_t small = (int64_t)8192 * HIDDEN * 2;
+    for (int i = 0; i < 2; i++) {
+        from = now();
+        for (int r = 0; r < 200; r++)
+            b->copy(device, queue, other, p, small);
+        b->queue_sync(device, queue);
+    }
+    report("copy on the device, 59 MB", (now() - from) / 200, 2.0 * (double)small, "GB/s",
+           ceiling_copy);
     release();
     b->host_free(device, host, 4 * n);
 }
@@ -489,6 +520,7 @@ int main(int argc, char **argv)
     norm(t);
     rope(t, HEADS, "rope q");
     rope(t, KV_HEADS, "rope k");
+    heads(t);
     elementwise(t);
     embedding(t);
     close_device();

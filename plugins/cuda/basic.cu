@@ -35,6 +35,15 @@ static __global__ void join_kernel(float *dst, const uint16_t *hi, const int16_t
         dst[i + k] = join(hi[i + k], lo[i + k]);
 }
 
+bool cuda_overlaps_launches(void)
+{
+    cudaFuncAttributes a;
+    if (cudaFuncGetAttributes(&a, join_kernel) == cudaSuccess)
+        return a.ptxVersion >= 90;
+    (void)cudaGetLastError();
+    return false;
+}
+
 void cuda_launch_join(cudaStream_t s, float *dst, const uint16_t *hi, const int16_t *lo, int64_t n)
 {
     join_kernel<<<(unsigned)ceil_div(n, 4 * 256), 256, 0, s>>>(dst, hi, lo, n);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What kernels share: dtypes as types, 16-byte loads and stores, fixed-order reductions, launch
- * shapes.
+ * What kernels share: dtypes as types, 16-byte loads and stores, asynchronous copies, fixed-order
+ * reductions, launches.
  */
 #ifndef MT_CUDA_COMMON_CUH
 #define MT_CUDA_COMMON_CUH
@@ -66,6 +66,14 @@ __device__ __forceinline__ double hyperbolic_tangent(double x)
 {
     return tanh(x);
 }
+__device__ __forceinline__ float square_root(float x)
+{
+    return sqrtf(x);
+}
+__device__ __forceinline__ double square_root(double x)
+{
+    return sqrt(x);
+}
 __device__ __forceinline__ float logarithm(float x)
 {
     return logf(x);
@@ -88,6 +96,37 @@ template <typename T> struct vector_of {
 template <typename T, int V> __device__ __forceinline__ void load_vector(const T *p, real<T> *ret)
 {
     pack<T, V> v = *reinterpret_cast<const pack<T, V> *>(p);
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        ret[i] = to_real(v.x[i]);
+}
+
+/* The same in two steps, for loads that are on their way while something else is done: a pack would
+ * take a register for each of its elements until then. */
+template <int BYTES> struct bits_of;
+template <> struct bits_of<16> {
+    typedef uint4 type;
+};
+template <> struct bits_of<8> {
+    typedef uint2 type;
+};
+template <> struct bits_of<4> {
+    typedef uint32_t type;
+};
+template <> struct bits_of<2> {
+    typedef uint16_t type;
+};
+template <typename T, int V> using bits = typename bits_of<(int)sizeof(T) * V>::type;
+
+template <typename T, int V> __device__ __forceinline__ bits<T, V> load_bits(const T *p)
+{
+    return *reinterpret_cast<const bits<T, V> *>(p);
+}
+
+template <typename T, int V> __device__ __forceinline__ void unpack(bits<T, V> from, real<T> *ret)
+{
+    pack<T, V> v;
+    memcpy(&v, &from, sizeof v);
 #pragma unroll
     for (int i = 0; i < V; i++)
         ret[i] = to_real(v.x[i]);
@@ -121,6 +160,83 @@ static inline __host__ __device__ int64_t ceil_div(int64_t n, int64_t by)
 static inline int64_t align_256(int64_t bytes)
 {
     return (bytes + 255) / 256 * 256;
+}
+
+/* ---- launches that overlap ----------------------------------------------------------------------
+ */
+
+/* First thing in every kernel that goes through launch_next: its blocks may have been started while
+ * the kernel ahead of it was still running. Then lets those of the kernel behind it start. */
+static __device__ __forceinline__ void await_previous(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/* Enqueues a kernel that begins with await_previous (programmatic dependent launch): it saves the
+ * microseconds between two kernels. */
+template <typename... P, typename... A>
+static void launch_next(const cuda_queue *q, void (*kernel)(P...), dim3 grid, dim3 block,
+                        size_t bytes, const A &...args)
+{
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t c = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = grid;
+    c.blockDim = block;
+    c.dynamicSmemBytes = bytes;
+    c.stream = q->stream;
+    c.attrs = &early;
+    c.numAttrs = q->device->overlaps_launches;
+    cuda_ok(q->device, cudaLaunchKernelEx(&c, kernel, P(args)...), "a launch");
+}
+
+/* A launch for `rows` rows of so many vectors: x runs along a row, y over rows, of which a thread
+ * may have several, gridDim.y * blockDim.y apart. */
+struct rows_shape {
+    dim3 grid, block;
+};
+
+static inline rows_shape shape_of_rows(int64_t rows, int64_t vectors)
+{
+    rows_shape s;
+    unsigned x = 32;
+    while (x < 256 && x < vectors)
+        x *= 2;
+    s.block = dim3(x, 256 / x);
+    int64_t y = ceil_div(rows, s.block.y);
+    s.grid = dim3((unsigned)ceil_div(vectors, x), (unsigned)(y < 32768 ? y : 32768));
+    return s;
+}
+
+/* ---- asynchronous copies into shared memory ----------------------------------------------------
+ */
+
+__device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ __forceinline__ void copy_16(void *to, const void *from, bool valid)
+{
+    int bytes = valid ? 16 : 0; /* the rest is filled with zeros */
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(shared_address(to)), "l"(from), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void copies_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> __device__ __forceinline__ void copies_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
 }
 
 /* ---- reductions: the order depends on the launch shape only -----------------------------------

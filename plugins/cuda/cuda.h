@@ -69,8 +69,9 @@ typedef struct cuda_device {
     int index;
     int capability; /* 90: compute capability 9.0 */
     int multiprocessors;
-    int64_t shared_bytes; /* of a block, at most */
-    bool any_order;       /* sums may be formed in any order: results need not repeat */
+    int64_t shared_bytes;   /* of a block, at most */
+    bool overlaps_launches; /* kernels wait for the one ahead themselves (common.cuh) */
+    bool any_order;         /* sums may be formed in any order: results need not repeat */
     char name[128];
     char details[128];
     int64_t memory_total;
@@ -209,6 +210,8 @@ void cuda_launch_sum_squares(cudaStream_t s, const float *x, int64_t n, double *
                              double *partial);
 int64_t cuda_sum_blocks(int64_t n);
 void cuda_launch_narrow(cudaStream_t s, uint16_t *dst, float *x, int64_t n);
+/* Are the kernels that run on the current device built so that launches can overlap? */
+bool cuda_overlaps_launches(void);
 /* Every row of C [rows, cols] = bias [cols]. */
 void cuda_launch_bias(cudaStream_t s, mt_dtype dtype, const void *bias, void *c, int64_t ld,
                       int64_t rows, int64_t cols);

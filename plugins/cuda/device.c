@@ -211,6 +211,7 @@ static mt_status device_open(int32_t index, int32_t threads, void **ret_device)
     pthread_mutex_init(&d->lock, NULL);
     pthread_mutex_init(&d->clock.lock, NULL);
     cuda_use(d);
+    d->overlaps_launches = d->capability >= 90 && cuda_overlaps_launches();
     st = open_parts(d);
     if (st != MT_OK) {
         device_close(d);

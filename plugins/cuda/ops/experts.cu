@@ -5,7 +5,11 @@
  */
 #include "../common.cuh"
 
-enum { EXPERT_THREADS = 128 };
+enum {
+    EXPERT_THREADS = 128,
+    EXPERT_BATCH = 4, /* vectors of a thread on their way at a time */
+    EXPERT_PICKS = 32 /* of a token that a block looks up at a time */
+};
 
 struct rows_of {
     const void *x; /* one row a token */
@@ -19,23 +23,37 @@ struct rows_of {
     bool add, add_dw;
 };
 
-/* to[slot] (+)= weight * x[token]; without weights a copy. A block a pick. */
-template <typename T, int V, bool WEIGHTED>
+/* to[slot] (+)= x[token]. A block a token. */
+template <typename T, int V>
 static __global__ void __launch_bounds__(EXPERT_THREADS) spread_kernel(rows_of a)
 {
-    typedef real<T> R;
-    int64_t token = blockIdx.x;
+    __shared__ int32_t slot[EXPERT_PICKS];
+    const int64_t token = blockIdx.x, step = EXPERT_THREADS * V;
+    await_previous();
     const T *x = static_cast<const T *>(a.x) + token * a.ld_x;
-    T *to = static_cast<T *>(a.to) + a.slots[token * a.ld_slots + blockIdx.y] * a.ld_to;
-    R w = WEIGHTED ? static_cast<const R *>(a.w)[token * a.ld_w + blockIdx.y] : R(1);
-    for (int64_t j = (int64_t)threadIdx.x * V; j < a.cols; j += EXPERT_THREADS * V) {
-        R v[V];
-        load_vector<T, V>(x + j, v);
-        if (WEIGHTED)
+    for (int first = 0; first < a.k; first += EXPERT_PICKS) {
+        int n = a.k - first < EXPERT_PICKS ? a.k - first : EXPERT_PICKS;
+        __syncthreads(); /* the last ones are no longer read */
+        if ((int)threadIdx.x < n)
+            slot[threadIdx.x] = a.slots[token * a.ld_slots + first + threadIdx.x];
+        __syncthreads();
+        for (int64_t from = (int64_t)threadIdx.x * V; from < a.cols; from += EXPERT_BATCH * step) {
+            bits<T, V> v[EXPERT_BATCH];
 #pragma unroll
-            for (int n = 0; n < V; n++)
-                v[n] *= w;
-        put_vector<T, V>(to + j, v, a.add);
+            for (int b = 0; b < EXPERT_BATCH; b++)
+                if (from + b * step < a.cols)
+                    v[b] = load_bits<T, V>(x + from + b * step);
+            for (int i = 0; i < n; i++) {
+                T *to = static_cast<T *>(a.to) + slot[i] * a.ld_to + from;
+#pragma unroll
+                for (int b = 0; b < EXPERT_BATCH; b++)
+                    if (from + b * step < a.cols) {
+                        real<T> u[V];
+                        unpack<T, V>(v[b], u);
+                        put_vector<T, V>(to + b * step, u, a.add);
+                    }
+            }
+        }
     }
 }
 
@@ -44,8 +62,9 @@ template <typename T, int V, bool WEIGHTED>
 static __global__ void __launch_bounds__(EXPERT_THREADS) collect_kernel(rows_of a)
 {
     typedef real<T> R;
-    int64_t token = blockIdx.x;
+    const int64_t token = blockIdx.x;
     T *to = static_cast<T *>(a.to) + token * a.ld_to;
+    await_previous();
     for (int64_t j = (int64_t)threadIdx.x * V; j < a.cols; j += EXPERT_THREADS * V) {
         R sum[V] = {};
         for (int i = 0; i < a.k; i++) {
@@ -60,37 +79,61 @@ static __global__ void __launch_bounds__(EXPERT_THREADS) collect_kernel(rows_of 
     }
 }
 
-/* dw[token, pick] (+)= y[slot] . x[token] */
+/* With g = x[token]: dw[token, pick] (+)= y[slot] . g, to[slot] (+)= weight * g, where wanted. A
+ * block a token, a warp a pick at a time. */
 template <typename T, int V>
-static __global__ void __launch_bounds__(EXPERT_THREADS) weigh_kernel(rows_of a)
+static __global__ void __launch_bounds__(EXPERT_THREADS) combine_back_kernel(rows_of a)
 {
     typedef real<T> R;
-    __shared__ R shared[32];
-    int64_t token = blockIdx.x;
-    const T *x = static_cast<const T *>(a.x) + token * a.ld_x;
-    const T *y = static_cast<const T *>(a.y) + a.slots[token * a.ld_slots + blockIdx.y] * a.ld_y;
-    R sum = 0;
-    for (int64_t j = (int64_t)threadIdx.x * V; j < a.cols; j += EXPERT_THREADS * V) {
-        R v[V], g[V];
-        load_vector<T, V>(y + j, v);
-        load_vector<T, V>(x + j, g);
+    const int lane = (int)threadIdx.x & 31;
+    const int64_t token = blockIdx.x, step = 32 * V;
+    await_previous();
+    const T *g = static_cast<const T *>(a.x) + token * a.ld_x;
+    for (int i = (int)threadIdx.x >> 5; i < a.k; i += EXPERT_THREADS / 32) {
+        int64_t slot = a.slots[token * a.ld_slots + i];
+        const T *y = static_cast<const T *>(a.y) + slot * a.ld_y;
+        T *to = static_cast<T *>(a.to) + slot * a.ld_to;
+        R w = static_cast<const R *>(a.w)[token * a.ld_w + i], sum = 0;
+        for (int64_t from = lane * V; from < a.cols; from += EXPERT_BATCH * step) {
+            bits<T, V> gs[EXPERT_BATCH], ys[EXPERT_BATCH];
 #pragma unroll
-        for (int n = 0; n < V; n++)
-            sum += v[n] * g[n];
-    }
-    sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) {
-        R *dw = static_cast<R *>(a.dw) + token * a.ld_dw + blockIdx.y;
-        *dw = a.add_dw ? *dw + sum : sum;
+            for (int b = 0; b < EXPERT_BATCH; b++)
+                if (from + b * step < a.cols) {
+                    gs[b] = load_bits<T, V>(g + from + b * step);
+                    if (a.dw)
+                        ys[b] = load_bits<T, V>(y + from + b * step);
+                }
+#pragma unroll
+            for (int b = 0; b < EXPERT_BATCH; b++)
+                if (from + b * step < a.cols) {
+                    R u[V], v[V];
+                    unpack<T, V>(gs[b], u);
+                    unpack<T, V>(ys[b], v);
+#pragma unroll
+                    for (int k = 0; k < V; k++) {
+                        if (a.dw)
+                            sum += v[k] * u[k];
+                        u[k] *= w;
+                    }
+                    if (a.to)
+                        put_vector<T, V>(to + from + b * step, u, a.add);
+                }
+        }
+        if (!a.dw)
+            continue;
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            R *dw = static_cast<R *>(a.dw) + token * a.ld_dw + i;
+            *dw = a.add_dw ? *dw + sum : sum;
+        }
     }
 }
 
 typedef void rows_kernel(rows_of a);
 
-static void launch(cuda_queue *q, const rows_of &a, int64_t tokens, int picks, rows_kernel *kernel)
+static void launch(cuda_queue *q, const rows_of &a, int64_t tokens, rows_kernel *kernel)
 {
-    dim3 grid((unsigned)tokens, (unsigned)picks);
-    kernel<<<grid, EXPERT_THREADS, 0, q->stream>>>(a);
+    launch_next(q, kernel, dim3((unsigned)tokens), dim3(EXPERT_THREADS), 0, a);
 }
 
 template <typename T>
@@ -98,9 +141,7 @@ static void spread(cuda_queue *q, const rows_of &a, int64_t tokens, bool aligned
 {
     const int wide = vector_of<T>::width;
     bool vectors = aligned && a.cols % wide == 0;
-    rows_kernel *weighed = vectors ? spread_kernel<T, wide, true> : spread_kernel<T, 1, true>;
-    rows_kernel *plain = vectors ? spread_kernel<T, wide, false> : spread_kernel<T, 1, false>;
-    launch(q, a, tokens, a.k, a.w ? weighed : plain);
+    launch(q, a, tokens, vectors ? spread_kernel<T, wide> : spread_kernel<T, 1>);
 }
 
 template <typename T>
@@ -110,15 +151,15 @@ static void collect(cuda_queue *q, const rows_of &a, int64_t tokens, bool aligne
     bool vectors = aligned && a.cols % wide == 0;
     rows_kernel *weighed = vectors ? collect_kernel<T, wide, true> : collect_kernel<T, 1, true>;
     rows_kernel *plain = vectors ? collect_kernel<T, wide, false> : collect_kernel<T, 1, false>;
-    launch(q, a, tokens, 1, a.w ? weighed : plain);
+    launch(q, a, tokens, a.w ? weighed : plain);
 }
 
 template <typename T>
-static void weigh(cuda_queue *q, const rows_of &a, int64_t tokens, bool aligned)
+static void combine_back(cuda_queue *q, const rows_of &a, int64_t tokens, bool aligned)
 {
     const int wide = vector_of<T>::width;
     bool vectors = aligned && a.cols % wide == 0;
-    launch(q, a, tokens, a.k, vectors ? weigh_kernel<T, wide> : weigh_kernel<T, 1>);
+    launch(q, a, tokens, vectors ? combine_back_kernel<T, wide> : combine_back_kernel<T, 1>);
 }
 
 static rows_of rows_by_slot(const mt_tensor *slots, int64_t cols)
@@ -195,10 +236,9 @@ static void combine_backward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
     a.dw = dw->data;
     a.ld_dw = dw->ld;
     a.add_dw = c->d_accumulate >> IN_WEIGHTS & 1u;
-    if (dw->data && g->rows > 0)
-        FOR_DTYPE(g->dtype, weigh, q, a, g->rows, is_aligned(y) && is_aligned(g));
-    if (dy->data && g->rows > 0)
-        FOR_DTYPE(g->dtype, spread, q, a, g->rows, is_aligned(dy) && is_aligned(g));
+    if ((dw->data || dy->data) && g->rows > 0)
+        FOR_DTYPE(g->dtype, combine_back, q, a, g->rows,
+                  is_aligned(y) && is_aligned(dy) && is_aligned(g));
 }
 
 const cuda_op cuda_op_combine = { combine_forward, combine_backward, NULL };

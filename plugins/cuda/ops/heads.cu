@@ -18,22 +18,25 @@ struct heads_args {
 /* to[row, h * to_head + to_first + j] (+)= from[row, h * from_head + from_first + j] */
 template <typename T, int V> static __global__ void move_kernel(heads_args a)
 {
-    int64_t across = a.cols / V, all = across * a.heads;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < a.rows * all;
-         i += (int64_t)gridDim.x * blockDim.x) {
-        int64_t row = i / all, h = i % all / across, j = i % across * V;
+    int32_t at = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x), across = (int32_t)a.cols / V;
+    int32_t head = at / across, j = at % across * V;
+    await_previous();
+    if (head >= a.heads)
+        return;
+    const T *from = static_cast<const T *>(a.from) + head * a.from_head + a.from_first + j;
+    T *to = static_cast<T *>(a.to) + head * a.to_head + a.to_first + j;
+    for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < a.rows;
+         row += (int64_t)gridDim.y * blockDim.y) {
         real<T> x[V];
-        load_vector<T, V>(static_cast<const T *>(a.from) + row * a.ld_from + h * a.from_head +
-                              a.from_first + j,
-                          x);
-        put_vector<T, V>(static_cast<T *>(a.to) + row * a.ld_to + h * a.to_head + a.to_first + j, x,
-                         a.add);
+        load_vector<T, V>(from + row * a.ld_from, x);
+        put_vector<T, V>(to + row * a.ld_to, x, a.add);
     }
 }
 
 /* to[row, j] (+)= sum over heads of from[row, h * from_head + from_first + j] */
 template <typename T> static __global__ void sum_heads_kernel(heads_args a)
 {
+    await_previous();
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < a.rows * a.cols;
          i += (int64_t)gridDim.x * blockDim.x) {
         int64_t row = i / a.cols, j = i % a.cols;
@@ -57,19 +60,16 @@ template <typename T> static void move(cuda_queue *q, const heads_args &a, bool 
     const int wide = vector_of<T>::width;
     bool vectors = aligned && a.cols % wide == 0 && a.from_head % wide == 0 &&
                    a.to_head % wide == 0 && a.from_first % wide == 0 && a.to_first % wide == 0;
-    int64_t n = a.rows * a.heads * a.cols;
-    if (n == 0)
+    if (a.rows * a.heads * a.cols == 0)
         return;
-    if (vectors)
-        move_kernel<T, wide><<<blocks_for(n / wide), 256, 0, q->stream>>>(a);
-    else
-        move_kernel<T, 1><<<blocks_for(n), 256, 0, q->stream>>>(a);
+    rows_shape s = shape_of_rows(a.rows, a.heads * a.cols / (vectors ? wide : 1));
+    launch_next(q, vectors ? move_kernel<T, wide> : move_kernel<T, 1>, s.grid, s.block, 0, a);
 }
 
 template <typename T> static void sum_heads(cuda_queue *q, const heads_args &a)
 {
     if (a.rows * a.cols > 0)
-        sum_heads_kernel<T><<<blocks_for(a.rows * a.cols), 256, 0, q->stream>>>(a);
+        launch_next(q, sum_heads_kernel<T>, dim3(blocks_for(a.rows * a.cols)), dim3(256), 0, a);
 }
 
 static heads_args between(const mt_tensor *from, const mt_tensor *to, int heads)

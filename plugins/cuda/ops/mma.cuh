@@ -1,17 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensor-core products of BF16 and what feeds them: fragments from shared memory, asynchronous
- * copies into it.
+ * Tensor-core products of BF16 and the fragments from shared memory that feed them.
  */
 #ifndef MT_CUDA_MMA_CUH
 #define MT_CUDA_MMA_CUH
 
 #include "../common.cuh"
-
-__device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
 
 __device__ __forceinline__ void load_4(const bf16 *p, uint32_t *r)
 {
@@ -34,24 +28,6 @@ __device__ __forceinline__ void multiply_add(float *c, const uint32_t *a, const 
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-__device__ __forceinline__ void copy_16(bf16 *to, const bf16 *from, bool valid)
-{
-    int bytes = valid ? 16 : 0; /* the rest is filled with zeros */
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(shared_address(to)), "l"(from), "r"(bytes));
-}
-
-__device__ __forceinline__ void copies_commit(void)
-{
-    asm volatile("cp.async.commit_group;");
-}
-
-template <int N> __device__ __forceinline__ void copies_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
 }
 
 #endif

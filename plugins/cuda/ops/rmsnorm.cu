@@ -1,16 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * rmsnorm: each group of n columns is normalised by a team of threads: a warp, or for wide rows a
- * whole block. Backward walks its groups in a fixed order and keeps the weight's gradient in shared
- * memory; a second kernel adds what the blocks found, in their order.
+ * whole block. Teams walk their groups in a fixed order with the next ones already on their way
+ * into shared memory. Backward adds up the weight's gradient on that walk; a second kernel adds
+ * what the blocks found, in their order.
  */
 #include "../common.cuh"
 
 enum {
-    NORM_THREADS = 128,     /* of a block of warps, each a team */
-    NORM_WARP_COLS = 1024,  /* groups up to this width are a warp's */
-    NORM_BACK_BLOCKS = 528, /* of backward; a constant, so that sums do not depend on the device */
-    NORM_REDUCE_SLICES = 32 /* enough of a few hundred blocks' sums under way at once */
+    NORM_THREADS = 128,    /* of a block of warps, each a team */
+    NORM_WARP_COLS = 1024, /* groups up to this width are a warp's */
+    NORM_WIDE_THREADS = 1024,
+    NORM_PIECES = 2,            /* of a thread, where a group is a block's */
+    NORM_AHEAD = 3,             /* groups in shared memory at a time: one in use, others arriving */
+    NORM_FORWARD_BLOCKS = 1056, /* at most */
+    NORM_BACK_BLOCKS = 528,     /* a constant, so that sums do not depend on the device */
+    NORM_SMALL_COLS = 256,      /* groups up to this width take twice as many */
+    NORM_REDUCE_SLICES = 32     /* enough of a few hundred blocks' sums under way at once */
 };
 
 struct norm_args {
@@ -19,181 +25,295 @@ struct norm_args {
     void *r;    /* [rows, heads], statistics dtype */
     void *part; /* [blocks, n] */
     int64_t x_ld, y_ld, dy_ld, dx_ld, r_ld;
-    int64_t groups; /* rows * heads */
-    int64_t n;
-    int heads;
+    int32_t groups; /* rows * heads */
+    int32_t n;
+    int32_t heads;
     mt_norm_variant variant;
     double eps;
     bool add;
 };
 
-/* Sum over a team: a warp, or the block. */
-template <bool WIDE, typename R> static __device__ __forceinline__ R team_sum(R x, R *shared)
-{
-    return WIDE ? block_sum(x, shared) : warp_sum(x);
-}
+/* Sums over a team, a warp or the block, with one barrier: what is added for one slot is read by
+ * all before the same slot comes again. */
+template <typename R, bool WIDE> struct team_sums {
+    R part[NORM_AHEAD][32];
 
-/* The columns of a group that a thread has, V at a time: K pieces in registers, so that all loads
- * are under way at once and memory is read once; with K = 0 any number, read again when needed. */
-template <typename T, int V, int K, int TEAM> struct columns {
-    pack<T, V> piece[K > 0 ? K : 1];
-
-    __device__ __forceinline__ void load(const T *p, int lane, int64_t n)
+    __device__ __forceinline__ R add(R x, int slot)
     {
-#pragma unroll
-        for (int i = 0; i < (K > 0 ? K : 1); i++) {
-            int64_t j = (int64_t)(lane + i * TEAM) * V;
-            if (K > 0 && j < n)
-                piece[i] = *reinterpret_cast<const pack<T, V> *>(p + j);
-        }
-    }
-
-    /* Piece i, which starts at column j. */
-    __device__ __forceinline__ void get(const T *p, int i, int64_t j, real<T> *ret) const
-    {
-        if constexpr (K > 0) {
-#pragma unroll
-            for (int k = 0; k < V; k++)
-                ret[k] = to_real(piece[i].x[k]);
-        } else {
-            load_vector<T, V>(p + j, ret);
-        }
+        x = warp_sum(x);
+        if (!WIDE)
+            return x;
+        int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+        if (lane == 0)
+            part[slot][warp] = x;
+        __syncthreads();
+        return warp_sum(lane < (int)blockDim.x >> 5 ? part[slot][lane] : R(0));
     }
 };
 
-/* Runs the body for every piece of a thread: number i, first column j. */
-#define EACH_PIECE(n)                                                                              \
+/* A thread's part of a team: piece i of a group starts at column (lane + i * size) * V. */
+struct team {
+    int lane, size, number, teams; /* number: this team's in the block */
+};
+
+template <bool WIDE> static __device__ __forceinline__ team this_team()
+{
+    int size = WIDE ? (int)blockDim.x : 32;
+    return { (int)threadIdx.x % size, size, (int)threadIdx.x / size, (int)blockDim.x / size };
+}
+
+/* A team's walk over an operand: a thread has K pieces of V columns of each group and, in shared
+ * memory, copies of its own of those of NORM_AHEAD groups; nobody else reads them. With K = 0 it
+ * has any number, read from memory whenever they are needed. */
+template <typename T, int V, int K> struct walk {
+    bits<T, V> *own; /* piece i of the group in slot s at own[(s * K + i) * blockDim.x] */
+    const T *base, *row;
+    int64_t ld;
+    int32_t n, heads;
+
+    static __host__ __device__ int bytes(int threads)
+    {
+        return NORM_AHEAD * K * threads * (int)sizeof(bits<T, V>);
+    }
+
+    __device__ __forceinline__ void begin(const void *p, int64_t p_ld, const norm_args &a,
+                                          void *shared)
+    {
+        base = static_cast<const T *>(p);
+        ld = p_ld;
+        n = a.n;
+        heads = a.heads;
+        own = static_cast<bits<T, V> *>(shared) + threadIdx.x;
+    }
+
+    __device__ __forceinline__ const T *at(int32_t group) const
+    {
+        return heads == 1 ? base + group * ld
+                          : base + group / heads * ld + (int64_t)(group % heads) * n;
+    }
+
+    /* Begins to copy the group into the slot. */
+    __device__ __forceinline__ void fetch(const team &t, int32_t group, int slot)
+    {
+        if constexpr (K > 0) {
+            const T *p = at(group);
+#pragma unroll
+            for (int i = 0; i < K; i++)
+                if (int32_t j = (t.lane + i * t.size) * V; j < n)
+                    copy_16(own + (slot * K + i) * (int)blockDim.x, p + j, true);
+        }
+    }
+
+    __device__ __forceinline__ void enter(int32_t group)
+    {
+        if (K == 0)
+            row = at(group);
+    }
+
+    /* Piece i, which starts at column j, of the group that is in the slot. */
+    __device__ __forceinline__ void get(int slot, int i, int32_t j, real<T> *ret) const
+    {
+        if constexpr (K > 0)
+            unpack<T, V>(own[(slot * K + i) * (int)blockDim.x], ret);
+        else
+            load_vector<T, V>(row + j, ret);
+    }
+};
+
+/* The weight as a thread uses it in every group; in registers with K > 0. */
+template <typename T, int V, int K> struct weight_of {
+    bits<T, V> piece[K > 0 ? K : 1];
+    const T *w;
+    real<T> one; /* what is added to it */
+
+    __device__ __forceinline__ void begin(const norm_args &a, const team &t)
+    {
+        w = static_cast<const T *>(a.w);
+        one = a.variant == MT_NORM_ONE_PLUS ? 1 : 0;
+#pragma unroll
+        for (int i = 0; i < K; i++)
+            if (int32_t j = (t.lane + i * t.size) * V; j < a.n)
+                piece[i] = load_bits<T, V>(w + j);
+    }
+
+    __device__ __forceinline__ void get(int i, int32_t j, real<T> *ret) const
+    {
+        if constexpr (K > 0)
+            unpack<T, V>(piece[i], ret);
+        else
+            load_vector<T, V>(w + j, ret);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            ret[k] += one;
+    }
+};
+
+/* Runs the body for every piece of a thread of team t: number i, first column j. */
+#define EACH_PIECE(t, n)                                                                           \
     _Pragma("unroll") for (int i = 0; K == 0 || i < K;                                             \
-                           i++) if (int64_t j = (int64_t)(lane + i * TEAM) * V; j >= (n))          \
+                           i++) if (int32_t j = ((t).lane + i * (t).size) * V; j >= (n))           \
     {                                                                                              \
         if (K == 0)                                                                                \
             break;                                                                                 \
     }                                                                                              \
     else
 
-template <typename T, int V, int THREADS, bool WIDE, int K>
-static __global__ void __launch_bounds__(THREADS) norm_kernel(norm_args a)
+template <typename T, int V, int K, bool WIDE>
+static __global__ void __launch_bounds__(WIDE ? NORM_WIDE_THREADS : NORM_THREADS)
+    norm_kernel(norm_args a)
 {
     typedef real<T> R;
-    __shared__ R shared[32];
-    const int TEAM = WIDE ? THREADS : 32, teams = THREADS / TEAM;
-    int lane = (int)threadIdx.x % TEAM;
-    int64_t group = (int64_t)blockIdx.x * teams + threadIdx.x / TEAM;
-    if (group >= a.groups)
-        return; /* a whole team */
-    int64_t row = group / a.heads, head = group % a.heads;
-    const T *x = static_cast<const T *>(a.x) + row * a.x_ld + head * a.n;
-    const T *w = static_cast<const T *>(a.w);
-    T *y = static_cast<T *>(a.y) + row * a.y_ld + head * a.n;
-    columns<T, V, K, TEAM> xs, ws;
-    xs.load(x, lane, a.n);
-    ws.load(w, lane, a.n);
-    R sum = 0;
-    EACH_PIECE(a.n)
-    {
-        R v[V];
-        xs.get(x, i, j, v);
-#pragma unroll
-        for (int k = 0; k < V; k++)
-            sum += v[k] * v[k];
+    extern __shared__ __align__(16) unsigned char dynamic[];
+    __shared__ team_sums<R, WIDE> sums;
+    const team t = this_team<WIDE>();
+    const int stride = (int)gridDim.x * t.teams;
+    int32_t group = (int)blockIdx.x * t.teams + t.number;
+    walk<T, V, K> x;
+    weight_of<T, V, K> w;
+    x.begin(a.x, a.x_ld, a, dynamic);
+    await_previous();
+    for (int s = 0; s < NORM_AHEAD - 1; s++) {
+        if (group + s * stride < a.groups)
+            x.fetch(t, group + s * stride, s);
+        copies_commit();
     }
-    sum = team_sum<WIDE>(sum, shared);
-    R r = (R)(1.0 / sqrt((double)sum / (double)a.n + a.eps));
-    if (lane == 0 && a.r)
-        static_cast<R *>(a.r)[row * a.r_ld + head] = r;
-    EACH_PIECE(a.n)
-    {
-        R v[V], weight[V];
-        xs.get(x, i, j, v);
-        ws.get(w, i, j, weight);
+    w.begin(a, t);
+    for (int slot = 0; group < a.groups; group += stride, slot = (slot + 1) % NORM_AHEAD) {
+        if (group + (NORM_AHEAD - 1) * stride < a.groups)
+            x.fetch(t, group + (NORM_AHEAD - 1) * stride, (slot + NORM_AHEAD - 1) % NORM_AHEAD);
+        copies_commit();
+        copies_wait<NORM_AHEAD - 1>();
+        x.enter(group);
+        R sum = 0;
+        EACH_PIECE(t, a.n)
+        {
+            R v[V];
+            x.get(slot, i, j, v);
 #pragma unroll
-        for (int k = 0; k < V; k++) {
-            R normed = v[k] * r;
-            if (a.variant == MT_NORM_ROUND_THEN_SCALE)
-                normed = rounded<T>(normed);
-            v[k] = (a.variant == MT_NORM_ONE_PLUS ? weight[k] + 1 : weight[k]) * normed;
+            for (int k = 0; k < V; k++)
+                sum += v[k] * v[k];
         }
-        put_vector<T, V>(y + j, v, false);
+        sum = sums.add(sum, slot);
+        R r = 1 / square_root(sum / (R)a.n + (R)a.eps);
+        int32_t row = group / a.heads, head = group % a.heads;
+        if (t.lane == 0 && a.r)
+            static_cast<R *>(a.r)[row * a.r_ld + head] = r;
+        T *y = static_cast<T *>(a.y) + row * a.y_ld + (int64_t)head * a.n;
+        EACH_PIECE(t, a.n)
+        {
+            R v[V], weight[V];
+            x.get(slot, i, j, v);
+            w.get(i, j, weight);
+#pragma unroll
+            for (int k = 0; k < V; k++) {
+                R normed = v[k] * r;
+                if (a.variant == MT_NORM_ROUND_THEN_SCALE)
+                    normed = rounded<T>(normed);
+                v[k] = weight[k] * normed;
+            }
+            put_vector<T, V>(y + j, v, false);
+        }
     }
 }
 
 /* With xh = x r and g = dy w': dx = r (g - xh mean(g xh)), dw = sum over rows of dy xh. A team adds
  * up dw of its groups, in registers (K > 0) or in shared memory. */
-template <typename T, int V, int THREADS, bool WIDE, int K>
-static __global__ void __launch_bounds__(THREADS, 512 / THREADS) norm_back_kernel(norm_args a)
+template <typename T, int V, int K, bool WIDE>
+static __global__ void __launch_bounds__(WIDE ? NORM_WIDE_THREADS : NORM_THREADS, WIDE ? 1 : 4)
+    norm_back_kernel(norm_args a)
 {
     typedef real<T> R;
     extern __shared__ __align__(16) unsigned char dynamic[];
-    __shared__ R shared[32];
-    const int TEAM = WIDE ? THREADS : 32, teams = THREADS / TEAM;
-    int lane = (int)threadIdx.x % TEAM, own = (int)threadIdx.x / TEAM;
-    R *all = reinterpret_cast<R *>(dynamic), *dw = all + own * a.n, one = 0;
-    R sums[K > 0 ? K : 1][V] = {};
-    const T *w = static_cast<const T *>(a.w);
-    if (a.variant == MT_NORM_ONE_PLUS)
-        one = 1;
-    columns<T, V, K, TEAM> xs, ds;
+    __shared__ team_sums<R, WIDE> sums;
+    const team t = this_team<WIDE>();
+    const int stride = (int)gridDim.x * t.teams;
+    int32_t group = (int)blockIdx.x * t.teams + t.number;
+    R *all = reinterpret_cast<R *>(dynamic), *shared_dw = all + t.number * a.n;
+    R dw[K > 0 ? K : 1][V] = {};
+    walk<T, V, K> x, d;
+    weight_of<T, V, K> w;
+    x.begin(a.x, a.x_ld, a, dynamic);
+    d.begin(a.dy, a.dy_ld, a, dynamic + x.bytes((int)blockDim.x));
     if (a.part && K == 0)
-        EACH_PIECE(a.n)
+        EACH_PIECE(t, a.n)
         {
             for (int k = 0; k < V; k++)
-                dw[j + k] = 0;
+                shared_dw[j + k] = 0;
         }
-    for (int64_t group = (int64_t)blockIdx.x * teams + own; group < a.groups;
-         group += (int64_t)gridDim.x * teams) {
-        int64_t row = group / a.heads, head = group % a.heads;
-        const T *x = static_cast<const T *>(a.x) + row * a.x_ld + head * a.n;
-        const T *dy = static_cast<const T *>(a.dy) + row * a.dy_ld + head * a.n;
-        xs.load(x, lane, a.n);
-        ds.load(dy, lane, a.n);
-        R r = static_cast<const R *>(a.r)[row * a.r_ld + head], dot = 0;
-        EACH_PIECE(a.n)
+    await_previous();
+    for (int s = 0; s < NORM_AHEAD - 1; s++) {
+        if (group + s * stride < a.groups) {
+            x.fetch(t, group + s * stride, s);
+            d.fetch(t, group + s * stride, s);
+        }
+        copies_commit();
+    }
+    w.begin(a, t);
+    R next_r = 0;
+    if (group < a.groups)
+        next_r = static_cast<const R *>(a.r)[group / a.heads * a.r_ld + group % a.heads];
+    for (int slot = 0; group < a.groups; group += stride, slot = (slot + 1) % NORM_AHEAD) {
+        int32_t ahead = group + (NORM_AHEAD - 1) * stride, next = group + stride;
+        if (ahead < a.groups) {
+            x.fetch(t, ahead, (slot + NORM_AHEAD - 1) % NORM_AHEAD);
+            d.fetch(t, ahead, (slot + NORM_AHEAD - 1) % NORM_AHEAD);
+        }
+        copies_commit();
+        R r = next_r, dot = 0;
+        if (next < a.groups)
+            next_r = static_cast<const R *>(a.r)[next / a.heads * a.r_ld + next % a.heads];
+        copies_wait<NORM_AHEAD - 1>();
+        x.enter(group);
+        d.enter(group);
+        EACH_PIECE(t, a.n)
         {
-            R v[V], d[V], weight[V];
-            xs.get(x, i, j, v);
-            ds.get(dy, i, j, d);
-            load_vector<T, V>(w + j, weight);
+            R v[V], g[V], weight[V];
+            x.get(slot, i, j, v);
+            d.get(slot, i, j, g);
+            w.get(i, j, weight);
 #pragma unroll
             for (int k = 0; k < V; k++) {
-                R term = d[k] * (v[k] * r);
-                dot += (weight[k] + one) * term;
+                R term = g[k] * (v[k] * r);
+                dot += weight[k] * term;
                 if (K > 0)
-                    sums[K > 0 ? i : 0][k] += term;
+                    dw[K > 0 ? i : 0][k] += term;
                 else if (a.part)
-                    dw[j + k] += term;
+                    shared_dw[j + k] += term;
             }
         }
         if (!a.dx)
             continue;
-        R mean = team_sum<WIDE>(dot, shared) / (R)a.n;
-        T *dx = static_cast<T *>(a.dx) + row * a.dx_ld + head * a.n;
-        EACH_PIECE(a.n)
+        R slope = r * (sums.add(dot, slot) / (R)a.n);
+        int32_t row = group / a.heads, head = group % a.heads;
+        T *dx = static_cast<T *>(a.dx) + row * a.dx_ld + (int64_t)head * a.n;
+        EACH_PIECE(t, a.n)
         {
-            R v[V], d[V], weight[V];
-            xs.get(x, i, j, v);
-            ds.get(dy, i, j, d);
-            load_vector<T, V>(w + j, weight);
+            R v[V], g[V], weight[V];
+            x.get(slot, i, j, v);
+            d.get(slot, i, j, g);
+            w.get(i, j, weight);
 #pragma unroll
             for (int k = 0; k < V; k++)
-                v[k] = r * (d[k] * (weight[k] + one) - v[k] * r * mean);
+                v[k] = r * (g[k] * weight[k] - v[k] * slope);
             put_vector<T, V>(dx + j, v, a.add);
         }
     }
     if (!a.part)
         return;
+    __syncthreads(); /* the walks are over everywhere: their memory is free */
     if (K > 0)
-        EACH_PIECE(a.n)
+        EACH_PIECE(t, a.n)
         {
 #pragma unroll
             for (int k = 0; k < V; k++)
-                dw[j + k] = sums[K > 0 ? i : 0][k];
+                shared_dw[j + k] = dw[K > 0 ? i : 0][k];
         }
     __syncthreads();
-    for (int64_t j = threadIdx.x; j < a.n; j += THREADS) {
+    for (int32_t j = (int)threadIdx.x; j < a.n; j += (int)blockDim.x) {
         R sum = 0;
-        for (int t = 0; t < teams; t++)
-            sum += all[t * a.n + j];
-        static_cast<R *>(a.part)[blockIdx.x * a.n + j] = sum;
+        for (int i = 0; i < t.teams; i++)
+            sum += all[i * a.n + j];
+        static_cast<R *>(a.part)[(int64_t)blockIdx.x * a.n + j] = sum;
     }
 }
 
@@ -204,6 +324,7 @@ static __global__ void norm_reduce_kernel(const R *part, int blocks, int64_t n, 
     __shared__ R slice[NORM_REDUCE_SLICES][32];
     int64_t j = (int64_t)blockIdx.x * 32 + threadIdx.x;
     R sum = 0;
+    await_previous();
     if (j < n)
 #pragma unroll 8
         for (int b = (int)threadIdx.y; b < blocks; b += NORM_REDUCE_SLICES)
@@ -222,58 +343,63 @@ static int64_t norm_teams(int64_t n)
     return n > NORM_WARP_COLS ? 1 : NORM_THREADS / 32;
 }
 
-static int64_t back_blocks(int64_t groups, int64_t n)
+static int64_t norm_blocks(int64_t groups, int64_t n, bool backward)
 {
     int64_t blocks = ceil_div(groups, norm_teams(n));
-    return blocks < 1 ? 1 : blocks > NORM_BACK_BLOCKS ? NORM_BACK_BLOCKS : blocks;
+    int64_t most = backward ? NORM_BACK_BLOCKS : NORM_FORWARD_BLOCKS;
+    if (n <= NORM_SMALL_COLS)
+        most *= 2;
+    return blocks < 1 ? 1 : blocks > most ? most : blocks;
 }
 
-template <typename T, int V, int THREADS, bool WIDE, int K>
+template <typename T, int V, int K, bool WIDE>
 static void norm_launch(cuda_device *d, cuda_queue *q, const norm_args &a, bool backward)
 {
-    int64_t teams = norm_teams(a.n);
-    if (!backward) {
-        norm_kernel<T, V, THREADS, WIDE, K>
-            <<<(unsigned)ceil_div(a.groups, teams), THREADS, 0, q->stream>>>(a);
-        return;
-    }
-    int64_t bytes = a.part ? teams * a.n * (int64_t)sizeof(real<T>) : 0;
+    void (*kernel)(norm_args) =
+        backward ? norm_back_kernel<T, V, K, WIDE> : norm_kernel<T, V, K, WIDE>;
+    int threads = !WIDE ? (int)NORM_THREADS : K == 0 ? 256 : (int)ceil_div(a.n, K * V * 32) * 32;
+    int64_t sums = backward && a.part ? norm_teams(a.n) * a.n * (int64_t)sizeof(real<T>) : 0;
+    int64_t walks = (backward ? 2 : 1) * walk<T, V, K>::bytes(threads);
+    int64_t bytes = sums > walks ? sums : walks;
     if (bytes + 1024 > d->shared_bytes) {
-        cuda_fail(d, MT_ERR_UNSUPPORTED, "rmsnorm of %lld columns: at most %lld fit this GPU",
-                  (long long)a.n, (long long)((d->shared_bytes - 1024) / (int64_t)sizeof(real<T>)));
+        cuda_fail(d, MT_ERR_UNSUPPORTED, "rmsnorm of %d columns: at most %lld fit this GPU", a.n,
+                  (long long)((d->shared_bytes - 1024) / (int64_t)sizeof(real<T>)));
         return;
     }
     if (bytes > 40 << 10)
-        cuda_ok(d,
-                cudaFuncSetAttribute(norm_back_kernel<T, V, THREADS, WIDE, K>,
-                                     cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                "rmsnorm");
-    norm_back_kernel<T, V, THREADS, WIDE, K>
-        <<<(unsigned)back_blocks(a.groups, a.n), THREADS, (size_t)bytes, q->stream>>>(a);
+        cuda_ok(
+            d,
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+            "rmsnorm");
+    launch_next(q, kernel, dim3((unsigned)norm_blocks(a.groups, a.n, backward)),
+                dim3((unsigned)threads), (size_t)bytes, a);
 }
 
 template <typename T>
 static void norm_typed(cuda_device *d, cuda_queue *q, const norm_args &a, bool aligned,
                        bool backward)
 {
-    /* Three registers of numbers a column are the most that fit: x, dy and the sum of dw. */
+    /* As many pieces as leave backward's sums of dw in registers; 16-byte ones only. */
     const int wide = vector_of<T>::width, by_warp = sizeof(T) == 8 ? 0 : NORM_WARP_COLS / wide / 32;
-    const int four = sizeof(T) == 8 ? 0 : 4;
+    const int pieces = sizeof(T) == 8 ? 0 : NORM_PIECES;
+    const int most = NORM_WIDE_THREADS * NORM_PIECES * wide;
+    /* Where two walks do not fit the GPU, its memory is read twice instead. */
+    bool fits =
+        2 * walk<T, wide, NORM_PIECES>::bytes((int)ceil_div(a.n, NORM_PIECES * wide)) + 4096 <
+        d->shared_bytes;
     bool narrow = norm_teams(a.n) > 1;
     if (!aligned && narrow)
-        norm_launch<T, 1, NORM_THREADS, false, 0>(d, q, a, backward);
+        norm_launch<T, 1, 0, false>(d, q, a, backward);
     else if (!aligned)
-        norm_launch<T, 1, 256, true, 0>(d, q, a, backward);
+        norm_launch<T, 1, 0, true>(d, q, a, backward);
     else if (narrow && a.n <= 32 * wide)
-        norm_launch<T, wide, NORM_THREADS, false, 1>(d, q, a, backward);
+        norm_launch<T, wide, 1, false>(d, q, a, backward);
     else if (narrow)
-        norm_launch<T, wide, NORM_THREADS, false, by_warp>(d, q, a, backward);
-    else if (a.n <= 4 * 128 * wide)
-        norm_launch<T, wide, 128, true, four>(d, q, a, backward);
-    else if (a.n <= 4 * 256 * wide)
-        norm_launch<T, wide, 256, true, four>(d, q, a, backward);
+        norm_launch<T, wide, by_warp, false>(d, q, a, backward);
+    else if (a.n <= most && fits)
+        norm_launch<T, wide, pieces, true>(d, q, a, backward);
     else
-        norm_launch<T, wide, 256, true, 0>(d, q, a, backward);
+        norm_launch<T, wide, 0, true>(d, q, a, backward);
 }
 
 static norm_args common_args(const mt_op_call *c, const mt_tensor *shape)
@@ -286,8 +412,8 @@ static norm_args common_args(const mt_op_call *c, const mt_tensor *shape)
     a.r = c->aux[0].data;
     a.r_ld = c->aux[0].ld;
     a.heads = attr->heads;
-    a.groups = shape->rows * attr->heads;
-    a.n = shape->cols / attr->heads;
+    a.groups = (int32_t)(shape->rows * attr->heads);
+    a.n = (int32_t)(shape->cols / attr->heads);
     a.variant = attr->variant;
     a.eps = attr->eps;
     return a;
@@ -326,16 +452,16 @@ static void norm_backward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
     FOR_DTYPE(c->d_out[0].dtype, norm_typed, d, q, a, aligned, true);
     if (!a.part)
         return;
-    int blocks = (int)back_blocks(a.groups, a.n);
+    int blocks = (int)norm_blocks(a.groups, a.n, true);
     dim3 block(32, NORM_REDUCE_SLICES);
-    unsigned grid = (unsigned)ceil_div(a.n, 32);
+    dim3 grid((unsigned)ceil_div(a.n, 32));
     bool add = c->d_accumulate >> 1 & 1u;
     if (dw->dtype == MT_F64)
-        norm_reduce_kernel<double><<<grid, block, 0, q->stream>>>((const double *)a.part, blocks,
-                                                                  a.n, (double *)dw->data, add);
+        launch_next(q, norm_reduce_kernel<double>, grid, block, 0, (const double *)a.part, blocks,
+                    (int64_t)a.n, (double *)dw->data, add);
     else
-        norm_reduce_kernel<float><<<grid, block, 0, q->stream>>>((const float *)a.part, blocks, a.n,
-                                                                 (float *)dw->data, add);
+        launch_next(q, norm_reduce_kernel<float>, grid, block, 0, (const float *)a.part, blocks,
+                    (int64_t)a.n, (float *)dw->data, add);
 }
 
 static int64_t norm_workspace(const cuda_device *d, const mt_op_call *c, bool backward)
@@ -346,7 +472,7 @@ static int64_t norm_workspace(const cuda_device *d, const mt_op_call *c, bool ba
     if (!backward || !c->d_in[1].data)
         return 0;
     int64_t n = dy->cols / attr->heads;
-    return back_blocks(dy->rows * attr->heads, n) * n * (dy->dtype == MT_F64 ? 8 : 4);
+    return norm_blocks(dy->rows * attr->heads, n, true) * n * (dy->dtype == MT_F64 ? 8 : 4);
 }
 
 const cuda_op cuda_op_rmsnorm = { norm_forward, norm_backward, norm_workspace };

@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rope: a block takes a few tokens, forms the sines and cosines of each once, and rotates all heads
- * with them. Backward rotates by the opposite angle.
+ * rope: a warp takes a token at a time. It forms the token's sines and cosines once, while its
+ * heads are on their way, and turns all heads with them. Backward turns by the opposite angle.
  */
 #include "../common.cuh"
 
-enum { ROPE_THREADS = 256, ROPE_MAX_TOKENS = 8 };
+enum {
+    ROPE_WARPS = 4, /* of a block */
+    ROPE_BATCH = 4, /* pieces of a lane that are on their way at a time */
+    ROPE_BLOCKS = 4 /* of a multiprocessor, at a time */
+};
 
 struct rope_args {
     const void *src;
     void *dst;
     int64_t src_ld, dst_ld;
     const int32_t *positions;
-    int64_t tokens;
-    int tokens_per_block;
+    int32_t tokens;
     int sign;
     bool add;
     mt_rope_attr attr;
@@ -37,135 +40,140 @@ static __device__ __forceinline__ R growth_at(const mt_rope_attr &attr, int posi
     return (R)1 + (R)attr.growth * logarithm((R)(1 + position / attr.growth_positions));
 }
 
-/* Rotates V pairs (i, i + half), or V / 2 neighbouring ones. V = 1 takes one pair of either. */
-template <typename T, int V, bool SPLIT>
-static __device__ __forceinline__ void rotate(const T *x, T *y, int i, int half, bool add,
-                                              const real<T> *cosine, const real<T> *sine)
+template <typename R> static __device__ __forceinline__ void turn_pair(R *x, R *y, R cosine, R sine)
 {
-    typedef real<T> R;
-    if (SPLIT) {
-        R a[V], b[V];
-        load_vector<T, V>(x + i, a);
-        load_vector<T, V>(x + half + i, b);
+    R u = *x * cosine - *y * sine;
+    *y = *y * cosine + *x * sine;
+    *x = u;
+}
+
+/* What a lane turns at a time: V pairs (i, i + half) of a head, or V / 2 neighbouring ones (V = 1:
+ * one), or V of the columns behind that stay as they are. */
+template <typename T, int V, bool SPLIT> struct rope_piece {
+    static const bool two = SPLIT || V == 1; /* vectors a piece has */
+    static const int pairs = two ? V : V / 2;
+    bits<T, V> a, b;
+
+    static __device__ __forceinline__ int first(int i)
+    {
+        return SPLIT ? i * V : V == 1 ? 2 * i : i * V;
+    }
+    static __device__ __forceinline__ int second(int i, int half)
+    {
+        return SPLIT ? half + i * V : 2 * i + 1;
+    }
+
+    /* Piece i of a head at x, whose first `rotated` pieces are pairs. */
+    __device__ __forceinline__ void load(const T *x, int i, int rotated, int half)
+    {
+        bool turns = i < rotated;
+        a = load_bits<T, V>(x + (turns ? first(i) : 2 * half + (i - rotated) * V));
+        if (two && turns)
+            b = load_bits<T, V>(x + second(i, half));
+    }
+
+    __device__ __forceinline__ void turn(T *y, int i, int half, bool add, const real<T> *cosine,
+                                         const real<T> *sine) const
+    {
+        typedef real<T> R;
+        R u[V], w[V];
+        cosine += i * pairs;
+        sine += i * pairs;
+        unpack<T, V>(a, u);
+        if constexpr (two) {
+            unpack<T, V>(b, w);
 #pragma unroll
-        for (int k = 0; k < V; k++) {
-            R u = a[k] * cosine[i + k] - b[k] * sine[i + k];
-            b[k] = b[k] * cosine[i + k] + a[k] * sine[i + k];
-            a[k] = u;
+            for (int k = 0; k < V; k++)
+                turn_pair(u + k, w + k, cosine[k], sine[k]);
+            put_vector<T, V>(y + second(i, half), w, add);
+        } else {
+#pragma unroll
+            for (int k = 0; k < pairs; k++)
+                turn_pair(u + 2 * k, u + 2 * k + 1, cosine[k], sine[k]);
         }
-        put_vector<T, V>(y + i, a, add);
-        put_vector<T, V>(y + half + i, b, add);
-        return;
+        put_vector<T, V>(y + first(i), u, add);
     }
-    const int wide = V == 1 ? 2 : V; /* elements; the pair of index i starts at 2 i */
-    R v[wide];
-    if (V == 1) {
-        v[0] = to_real(x[2 * i]);
-        v[1] = to_real(x[2 * i + 1]);
-    } else {
-        load_vector<T, wide>(x + 2 * i, v);
-    }
-#pragma unroll
-    for (int k = 0; k < wide / 2; k++) {
-        R u = v[2 * k] * cosine[i + k] - v[2 * k + 1] * sine[i + k];
-        v[2 * k + 1] = v[2 * k + 1] * cosine[i + k] + v[2 * k] * sine[i + k];
-        v[2 * k] = u;
-    }
-    if (V == 1) {
-        put_vector<T, 1>(y + 2 * i, v, add);
-        put_vector<T, 1>(y + 2 * i + 1, v + 1, add);
-    } else {
-        put_vector<T, wide>(y + 2 * i, v, add);
-    }
-}
 
-static __device__ __forceinline__ void fetch_ahead(const void *p)
-{
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
-}
+    __device__ __forceinline__ void stay(T *y, real<T> growth, bool add) const
+    {
+        real<T> u[V];
+        unpack<T, V>(a, u);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            u[k] *= growth;
+        put_vector<T, V>(y, u, add);
+    }
+};
 
 template <typename T, int V, bool SPLIT>
-static __global__ void __launch_bounds__(ROPE_THREADS)
+static __global__ void __launch_bounds__(ROPE_WARPS * 32, ROPE_BLOCKS)
     rope_kernel(const __grid_constant__ rope_args a)
 {
     typedef real<T> R;
+    typedef rope_piece<T, V, SPLIT> piece;
     extern __shared__ __align__(16) unsigned char dynamic[];
-    int half = a.attr.rotary_dim / 2, tokens = a.tokens_per_block;
-    R *cosine = reinterpret_cast<R *>(dynamic), *sine = cosine + tokens * half;
-    int64_t first = (int64_t)blockIdx.x * tokens;
-    /* Pieces of a head: pairs, then what is not rotated. */
-    const int pairs = SPLIT || V == 1 ? V : V / 2;
-    int rotated = half / pairs, rest = (a.attr.head_dim - 2 * half) / V, pieces = rotated + rest;
-    int per_token = a.attr.heads * pieces;
-    int mine = (int)threadIdx.x; /* the first piece, on its way while the table is formed */
-    if (mine < tokens * per_token && mine % pieces < rotated &&
-        first + mine / per_token < a.tokens) {
-        const T *x = static_cast<const T *>(a.src) + (first + mine / per_token) * a.src_ld +
-                     (int64_t)(mine % per_token / pieces) * a.attr.head_dim +
-                     mine % pieces * (SPLIT ? pairs : 2 * pairs);
-        fetch_ahead(x);
-        if (SPLIT)
-            fetch_ahead(x + half);
-    }
-    for (int k = (int)threadIdx.x; k < tokens * half; k += ROPE_THREADS) {
-        int64_t token = first + k / half;
-        if (token >= a.tokens)
-            break;
-        R s, c;
-        R factor = (R)a.attr.attention_factor * growth_at<R>(a.attr, a.positions[token]);
-        sine_cosine((R)a.attr.inv_freq[k % half] * (R)a.positions[token], &s, &c);
-        cosine[k] = c * factor;
-        sine[k] = (R)a.sign * (s * factor);
-    }
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    const int half = a.attr.rotary_dim / 2, rotated = half / piece::pairs;
+    const int of_head = rotated + (a.attr.head_dim - 2 * half) / V, all = a.attr.heads * of_head;
+    R *frequency = reinterpret_cast<R *>(dynamic); /* [half], of the block */
+    R *cosine = frequency + (2 * warp + 1) * half, *sine = cosine + half;
+    for (int k = (int)threadIdx.x; k < half; k += ROPE_WARPS * 32)
+        frequency[k] = (R)a.attr.inv_freq[k];
     __syncthreads();
-    for (int k = (int)threadIdx.x; k < tokens * per_token; k += ROPE_THREADS) {
-        int t = k / per_token, head = k % per_token / pieces, piece = k % pieces;
-        int64_t token = first + t;
-        if (token >= a.tokens)
-            break;
-        int64_t at = (int64_t)head * a.attr.head_dim;
-        const T *x = static_cast<const T *>(a.src) + token * a.src_ld + at;
-        T *y = static_cast<T *>(a.dst) + token * a.dst_ld + at;
-        if (piece < rotated) {
-            rotate<T, V, SPLIT>(x, y, piece * pairs, half, a.add, cosine + t * half,
-                                sine + t * half);
-        } else {
-            R v[V];
-            int from = 2 * half + (piece - rotated) * V;
-            load_vector<T, V>(x + from, v);
-            R growth = growth_at<R>(a.attr, a.positions[token]);
+    await_previous();
+    for (int32_t token = (int)blockIdx.x * ROPE_WARPS + warp; token < a.tokens;
+         token += (int)gridDim.x * ROPE_WARPS) {
+        const T *x = static_cast<const T *>(a.src) + token * a.src_ld;
+        T *y = static_cast<T *>(a.dst) + token * a.dst_ld;
+        const int32_t position = a.positions[token];
+        const R growth = growth_at<R>(a.attr, position);
+        for (int from = 0; from < all; from += 32 * ROPE_BATCH) {
+            piece p[ROPE_BATCH];
 #pragma unroll
-            for (int j = 0; j < V; j++)
-                v[j] *= growth;
-            put_vector<T, V>(y + from, v, a.add);
+            for (int n = 0; n < ROPE_BATCH; n++)
+                if (int at = from + n * 32 + lane; at < all)
+                    p[n].load(x + at / of_head * a.attr.head_dim, at % of_head, rotated, half);
+            if (from == 0) {
+                const R factor = (R)a.attr.attention_factor * growth;
+                __syncwarp(); /* the last token's are no longer read */
+                for (int k = lane; k < half; k += 32) {
+                    R s, c;
+                    sine_cosine(frequency[k] * (R)position, &s, &c);
+                    cosine[k] = c * factor;
+                    sine[k] = (R)a.sign * (s * factor);
+                }
+                __syncwarp();
+            }
+#pragma unroll
+            for (int n = 0; n < ROPE_BATCH; n++)
+                if (int at = from + n * 32 + lane; at < all) {
+                    int i = at % of_head;
+                    T *head = y + at / of_head * a.attr.head_dim;
+                    if (i < rotated)
+                        p[n].turn(head, i, half, a.add, cosine, sine);
+                    else
+                        p[n].stay(head + 2 * half + (i - rotated) * V, growth, a.add);
+                }
         }
     }
 }
 
 template <typename T, int V, bool SPLIT> static void rope_launch(cuda_queue *q, const rope_args &a)
 {
-    size_t bytes = (size_t)(a.tokens_per_block * a.attr.rotary_dim) * sizeof(real<T>);
-    rope_kernel<T, V, SPLIT>
-        <<<(unsigned)ceil_div(a.tokens, a.tokens_per_block), ROPE_THREADS, bytes, q->stream>>>(a);
+    size_t bytes = (size_t)((1 + 2 * ROPE_WARPS) * (a.attr.rotary_dim / 2)) * sizeof(real<T>);
+    int64_t blocks = ceil_div(a.tokens, ROPE_WARPS);
+    int64_t most = (int64_t)q->device->multiprocessors * ROPE_BLOCKS;
+    launch_next(q, rope_kernel<T, V, SPLIT>, dim3((unsigned)(blocks < most ? blocks : most)),
+                dim3(ROPE_WARPS * 32), bytes, a);
 }
 
-template <typename T> static void rope_typed(cuda_queue *q, rope_args a, bool aligned)
+template <typename T> static void rope_typed(cuda_queue *q, const rope_args &a, bool aligned)
 {
     const int wide = vector_of<T>::width;
     bool split = a.attr.pairing == MT_ROPE_HALF_SPLIT;
     int half = a.attr.rotary_dim / 2;
     bool vectors =
         aligned && a.attr.head_dim % wide == 0 && (split ? half % wide == 0 : 2 * half % wide == 0);
-    int pieces = a.attr.heads * (vectors ? a.attr.head_dim / wide : a.attr.head_dim) / 2;
-    /* The tables of all tokens of a block stay within 32 KiB. */
-    int most = (32 << 10) / (int)(a.attr.rotary_dim * sizeof(real<T>));
-    a.tokens_per_block = ROPE_THREADS / (pieces > 0 ? pieces : 1);
-    if (a.tokens_per_block > ROPE_MAX_TOKENS)
-        a.tokens_per_block = ROPE_MAX_TOKENS;
-    if (a.tokens_per_block > most)
-        a.tokens_per_block = most;
-    if (a.tokens_per_block < 1)
-        a.tokens_per_block = 1;
     if (vectors && split)
         rope_launch<T, wide, true>(q, a);
     else if (vectors)
@@ -187,7 +195,7 @@ static void rope_run(cuda_queue *q, const mt_op_call *c, const mt_tensor *src, c
     a.src_ld = src->ld;
     a.dst_ld = dst->ld;
     a.positions = c->batch.positions;
-    a.tokens = src->rows;
+    a.tokens = (int32_t)src->rows;
     a.sign = sign;
     a.add = add;
     a.attr = *(const mt_rope_attr *)c->attr;

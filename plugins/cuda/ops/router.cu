@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * router: a warp picks each token's experts; then the T * k rows are ordered by expert and token.
- * The order is made of counts: of each expert in each chunk of tokens, summed up in order.
+ * The order is made of counts: of each expert in each chunk of picks, and in the chunk in each
+ * warp's part of it, summed up in order.
  */
 #include "../common.cuh"
 
-enum { IN_LOGITS = 0, IN_BIAS = 1, CHUNK = 256, MOST_EXPERTS = 3072 };
+enum { IN_LOGITS = 0, IN_BIAS = 1, MOST_EXPERTS = 3072 };
+enum { ORDER_WARPS = 8, ORDER_ROUNDS = 8, CHUNK = ORDER_WARPS * ORDER_ROUNDS * 32 /* picks */ };
 
 struct route {
     const void *logits, *bias; /* [T, E], [E] or NULL */
@@ -118,6 +120,7 @@ template <typename L, typename R> static __global__ void pick_kernel(route r)
     extern __shared__ __align__(16) unsigned char shared[];
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     int64_t token = (int64_t)blockIdx.x * (blockDim.x >> 5) + warp;
+    await_previous();
     if (token >= r.tokens)
         return;
     R *p = reinterpret_cast<R *>(shared) + (int64_t)warp * 3 * r.n, *score = p + r.n;
@@ -146,32 +149,84 @@ template <typename L, typename R> static __global__ void pick_kernel(route r)
         weight[j] = (r.attr.renormalise ? weight[j] / (sum + R(1e-20)) : weight[j]) * factor;
 }
 
-/* A thread an expert goes through the picks of a chunk of tokens in order. Counts them, or gives
- * each its slot. */
-template <bool SLOTS> static __global__ void order_kernel(route r)
+/* The pick at `index` of all, in the order of tokens: its expert. */
+static __device__ __forceinline__ int32_t picked(const route &r, int64_t index)
 {
-    __shared__ int32_t picked[2048];
-    int e = (int)(blockIdx.y * blockDim.x + threadIdx.x), k = r.attr.top_k;
-    int64_t from = (int64_t)blockIdx.x * CHUNK;
-    int picks = (int)(r.tokens - from < CHUNK ? r.tokens - from : CHUNK) * k;
-    int32_t *count = r.counts + (int64_t)blockIdx.x * r.n + e;
-    int32_t next = SLOTS && e < r.n ? *count : 0;
-    for (int base = 0; base < picks; base += 2048) {
-        int here = picks - base < 2048 ? picks - base : 2048;
-        __syncthreads();
-        for (int i = (int)threadIdx.x; i < here; i += (int)blockDim.x)
-            picked[i] = r.experts[(from + (base + i) / k) * r.ld_experts + (base + i) % k];
-        __syncthreads();
-        if (e < r.n)
-            for (int i = 0; i < here; i++)
-                if (picked[i] == e) {
-                    if (SLOTS)
-                        r.slots[(from + (base + i) / k) * r.ld_slots + (base + i) % k] = next;
-                    next++;
-                }
+    return r.experts[index / r.attr.top_k * r.ld_experts + index % r.attr.top_k];
+}
+
+/* A block counts how often each expert is picked in a chunk. */
+static __global__ void __launch_bounds__(ORDER_WARPS * 32) count_kernel(route r)
+{
+    extern __shared__ __align__(16) unsigned char shared[];
+    int32_t *count = reinterpret_cast<int32_t *>(shared);
+    const int64_t from = (int64_t)blockIdx.x * CHUNK, all = r.tokens * r.attr.top_k;
+    for (int e = (int)threadIdx.x; e < r.n; e += (int)blockDim.x)
+        count[e] = 0;
+    __syncthreads();
+    await_previous();
+    for (int64_t i = from + threadIdx.x; i < from + CHUNK && i < all; i += blockDim.x)
+        atomicAdd(count + picked(r, i), 1);
+    __syncthreads();
+    for (int e = (int)threadIdx.x; e < r.n; e += (int)blockDim.x)
+        r.counts[(int64_t)blockIdx.x * r.n + e] = count[e];
+}
+
+/* Gives the picks of a chunk their slots, from where its rows of each expert begin. A warp goes
+ * through a part of the chunk in order; equal experts of 32 picks find each other. */
+static __global__ void __launch_bounds__(ORDER_WARPS * 32) slot_kernel(route r)
+{
+    extern __shared__ __align__(16) unsigned char shared[];
+    uint16_t *count = reinterpret_cast<uint16_t *>(shared); /* [ORDER_WARPS, n]: of parts */
+    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    const int64_t all = r.tokens * r.attr.top_k;
+    const int64_t from = (int64_t)blockIdx.x * CHUNK + warp * ORDER_ROUNDS * 32 + lane;
+    int32_t expert[ORDER_ROUNDS], place[ORDER_ROUNDS];
+    for (int i = (int)threadIdx.x; i < ORDER_WARPS * r.n; i += (int)blockDim.x)
+        count[i] = 0;
+    __syncthreads();
+    await_previous();
+#pragma unroll
+    for (int i = 0; i < ORDER_ROUNDS; i++)
+        expert[i] = from + i * 32 < all ? picked(r, from + i * 32) : -1;
+#pragma unroll
+    for (int i = 0; i < ORDER_ROUNDS; i++) {
+        unsigned same = __match_any_sync(0xffffffffu, expert[i]);
+        int before = __popc(same & ((1u << lane) - 1u)), mine = warp * r.n + expert[i];
+        place[i] = expert[i] < 0 ? 0 : count[mine] + before;
+        __syncwarp();
+        if (expert[i] >= 0 && before == 0)
+            count[mine] = (uint16_t)(count[mine] + __popc(same));
+        __syncwarp();
     }
-    if (!SLOTS && e < r.n)
-        *count = next;
+    __syncthreads();
+    for (int e = (int)threadIdx.x; e < r.n; e += (int)blockDim.x) {
+        int sum = 0;
+        for (int w = 0; w < ORDER_WARPS; w++) {
+            int n = count[w * r.n + e];
+            count[w * r.n + e] = (uint16_t)sum;
+            sum += n;
+        }
+    }
+    __syncthreads();
+    const int32_t *first = r.counts + (int64_t)blockIdx.x * r.n;
+#pragma unroll
+    for (int i = 0; i < ORDER_ROUNDS; i++)
+        if (int64_t at = from + i * 32; expert[i] >= 0)
+            r.slots[at / r.attr.top_k * r.ld_slots + at % r.attr.top_k] =
+                first[expert[i]] + count[warp * r.n + expert[i]] + place[i];
+}
+
+/* What x becomes when the lanes' x are added up in order: of the lanes up to this one. */
+static __device__ __forceinline__ int32_t sum_up_to(int32_t x)
+{
+    int lane = (int)threadIdx.x & 31;
+#pragma unroll
+    for (int k = 1; k < 32; k *= 2) {
+        int32_t y = __shfl_up_sync(0xffffffffu, x, k);
+        x += lane >= k ? y : 0;
+    }
+    return x;
 }
 
 /* One warp: x[0..n] with x[i] the number at i - 1 become sums of all before. */
@@ -179,12 +234,7 @@ static __device__ void add_up(int32_t *x, int n)
 {
     int lane = (int)threadIdx.x & 31, before = 0;
     for (int base = 0; base < n; base += 32) {
-        int i = base + lane, sum = i < n ? x[i + 1] : 0;
-#pragma unroll
-        for (int k = 1; k < 32; k *= 2) {
-            int y = __shfl_up_sync(0xffffffffu, sum, k);
-            sum += lane >= k ? y : 0;
-        }
+        int i = base + lane, sum = sum_up_to(i < n ? x[i + 1] : 0);
         if (i < n)
             x[i + 1] = before + sum;
         before += __shfl_sync(0xffffffffu, sum, 31);
@@ -193,24 +243,33 @@ static __device__ void add_up(int32_t *x, int n)
         x[0] = 0;
 }
 
-/* One block: counts become first slots, and the experts' offsets. */
-static __global__ void offsets_kernel(route r, int chunks)
+/* One block: counts become first slots, and the experts' offsets. A warp an expert at a time. */
+static __global__ void __launch_bounds__(1024) offsets_kernel(route r, int chunks)
 {
-    for (int e = (int)threadIdx.x; e < r.n; e += (int)blockDim.x) {
-        int32_t sum = 0;
-        for (int i = 0; i < chunks; i++) {
-            int32_t *count = r.counts + (int64_t)i * r.n + e, n = *count;
-            *count = sum;
-            sum += n;
+    extern __shared__ __align__(16) unsigned char shared[];
+    int32_t *offset = reinterpret_cast<int32_t *>(shared); /* [n + 1] */
+    const int lane = (int)threadIdx.x & 31, warps = (int)blockDim.x >> 5;
+    await_previous();
+    for (int e = (int)threadIdx.x >> 5; e < r.n; e += warps) {
+        int32_t before = 0;
+        for (int base = 0; base < chunks; base += 32) {
+            int32_t *count = r.counts + (int64_t)(base + lane) * r.n + e;
+            int32_t n = base + lane < chunks ? *count : 0, sum = sum_up_to(n);
+            if (base + lane < chunks)
+                *count = before + sum - n;
+            before += __shfl_sync(0xffffffffu, sum, 31);
         }
-        r.offsets[e + 1] = sum;
+        if (lane == 0)
+            offset[e + 1] = before;
     }
     __syncthreads();
     if (threadIdx.x < 32)
-        add_up(r.offsets, r.n);
+        add_up(offset, r.n);
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < (int64_t)chunks * r.n; i += blockDim.x)
-        r.counts[i] += r.offsets[i % r.n];
+    for (int e = (int)threadIdx.x; e <= r.n; e += (int)blockDim.x)
+        r.offsets[e] = offset[e];
+    for (int i = (int)threadIdx.x; i < chunks * r.n; i += (int)blockDim.x)
+        r.counts[i] += offset[i % r.n];
 }
 
 /* A warp a token. With w_j = scale p_j: dp_j = scale dw_j. Divided by their sum S, q_j = p_j / S:
@@ -220,6 +279,7 @@ template <typename L, typename R> static __global__ void unpick_kernel(route r)
     extern __shared__ __align__(16) unsigned char shared[];
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, k = r.attr.top_k;
     int64_t token = (int64_t)blockIdx.x * (blockDim.x >> 5) + warp;
+    await_previous();
     if (token >= r.tokens)
         return;
     R *p = reinterpret_cast<R *>(shared) + (int64_t)warp * 3 * r.n, *d = p + r.n;
@@ -285,7 +345,7 @@ template <typename L, typename R> static void pick(cuda_queue *q, const route &r
                 cudaFuncSetAttribute(pick_kernel<L, R>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      (int)w.bytes),
                 "router"))
-        pick_kernel<L, R><<<w.blocks, w.threads, w.bytes, q->stream>>>(r);
+        launch_next(q, pick_kernel<L, R>, dim3(w.blocks), dim3(w.threads), w.bytes, r);
 }
 
 template <typename L, typename R> static void unpick(cuda_queue *q, const route &r)
@@ -296,7 +356,12 @@ template <typename L, typename R> static void unpick(cuda_queue *q, const route 
                 cudaFuncSetAttribute(unpick_kernel<L, R>,
                                      cudaFuncAttributeMaxDynamicSharedMemorySize, (int)w.bytes),
                 "router"))
-        unpick_kernel<L, R><<<w.blocks, w.threads, w.bytes, q->stream>>>(r);
+        launch_next(q, unpick_kernel<L, R>, dim3(w.blocks), dim3(w.threads), w.bytes, r);
+}
+
+static unsigned chunks_of(int64_t tokens, int64_t top_k)
+{
+    return (unsigned)ceil_div(tokens * top_k, CHUNK);
 }
 
 static bool route_of(cuda_device *d, const mt_op_call *c, route *ret)
@@ -334,12 +399,13 @@ static void router_forward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
     r.counts = static_cast<int32_t *>(c->work);
     FOR_LOGITS(c->in[IN_LOGITS].dtype, c->out[0].dtype, pick, q, r);
 
-    unsigned chunks = (unsigned)ceil_div(r.tokens, CHUNK);
-    unsigned threads = r.n <= 64 ? 64 : r.n <= 128 ? 128 : 256;
-    dim3 grid(chunks, (unsigned)ceil_div(r.n, threads));
-    order_kernel<false><<<grid, threads, 0, q->stream>>>(r);
-    offsets_kernel<<<1, 1024, 0, q->stream>>>(r, (int)chunks);
-    order_kernel<true><<<grid, threads, 0, q->stream>>>(r);
+    unsigned chunks = chunks_of(r.tokens, r.attr.top_k);
+    const dim3 block(ORDER_WARPS * 32);
+    size_t bytes = (size_t)(r.n + 1) * sizeof(int32_t);
+    launch_next(q, count_kernel, dim3(chunks), block, bytes, r);
+    launch_next(q, offsets_kernel, dim3(1), dim3(1024), bytes, r, (int)chunks);
+    launch_next(q, slot_kernel, dim3(chunks), block, ORDER_WARPS * (size_t)r.n * sizeof(uint16_t),
+                r);
 }
 
 static void router_backward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
@@ -359,7 +425,8 @@ static int64_t router_workspace(const cuda_device *d, const mt_op_call *c, bool 
 {
     (void)d;
     const mt_tensor *logits = &c->in[IN_LOGITS];
-    return backward ? 0 : ceil_div(logits->rows, CHUNK) * logits->cols * (int64_t)sizeof(int32_t);
+    int32_t top_k = static_cast<const mt_router_attr *>(c->attr)->top_k;
+    return backward ? 0 : chunks_of(logits->rows, top_k) * logits->cols * (int64_t)sizeof(int32_t);
 }
 
 const cuda_op cuda_op_router = { router_forward, router_backward, router_workspace };

@@ -20,6 +20,7 @@ template <typename T, int V, int N, int M, typename F>
 static __global__ void map_kernel(map_args<N, M> a, F f)
 {
     int64_t col = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
+    await_previous();
     if (col >= a.cols)
         return;
     for (int64_t row = (int64_t)blockIdx.y * blockDim.y + threadIdx.y; row < a.rows;
@@ -50,14 +51,8 @@ static __global__ void map_kernel(map_args<N, M> a, F f)
 template <typename T, int V, int N, int M, typename F>
 static void map_launch(cuda_queue *q, const map_args<N, M> &a, F f)
 {
-    int64_t vectors = ceil_div(a.cols, V);
-    unsigned x = 32;
-    while (x < 256 && x < vectors)
-        x *= 2;
-    dim3 block(x, 256 / x);
-    int64_t rows = ceil_div(a.rows, block.y);
-    dim3 grid((unsigned)ceil_div(vectors, x), (unsigned)(rows < 32768 ? rows : 32768));
-    map_kernel<T, V, N, M, F><<<grid, block, 0, q->stream>>>(a, f);
+    rows_shape s = shape_of_rows(a.rows, ceil_div(a.cols, V));
+    launch_next(q, map_kernel<T, V, N, M, F>, s.grid, s.block, 0, a, f);
 }
 
 template <typename T, int N, int M, typename F>
