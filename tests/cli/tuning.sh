@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What a run does beyond plain steps: frozen parameters, groups with their own rates, the best
-# checkpoint, early stopping, and a damaged checkpoint before an older one.
+# What a run does beyond plain steps: frozen parameters, groups with their own rates, routers that
+# use experts evenly, the best checkpoint, early stopping, and a damaged checkpoint before an older one.
 . "$(dirname "$0")/lib.sh"
 
 write_text text.txt
@@ -136,6 +136,42 @@ expect 1 "'train.router_bias_update_rate' is 0.001, but no router of this model 
     -- train run.yaml output_dir=new train.router_bias_update_rate=0.001
 expect 1 "it is called 'train.router_bias_update_rate' here" -- train run.yaml output_dir=new \
     train.bias_update_speed=0.001
+
+# ---- the auxiliary loss of routers ---------------------------------------------------------------
+
+cat >evenly.yaml <<END
+model_type: mixtral
+vocab_size: 256
+hidden_size: 32
+intermediate_size: 16
+num_hidden_layers: 2
+num_attention_heads: 2
+num_key_value_heads: 2
+num_local_experts: 8
+num_experts_per_tok: 2
+max_position_embeddings: 128
+initializer_range: 0.3
+output_router_logits: true
+router_aux_loss_coef: 0.5
+END
+sed 's/^output_router_logits: true/output_router_logits: false/' evenly.yaml >freely.yaml
+# The first and the last of a run, and what a step says.
+aux_losses() { grep -o '"aux_loss": [0-9.]*' "$1/metrics.jsonl" | sed -n '1p;$p' | cut -d ' ' -f 2; }
+evenly=(train.warmup_steps=0 train.eval_steps=0 train.lr_scheduler_type=constant
+    train.learning_rate=0.01 checkpoint.save_steps=0)
+for how in evenly freely; do
+    expect 0 'finished' -- train run.yaml output_dir=$how model=$how.yaml "${evenly[@]}" train.max_steps=20
+done
+check 'the loss is told in every step' test "$(grep -c '"aux_loss": [0-9]' evenly/metrics.jsonl)" = 20
+check 'and is nowhere without one' eval '! grep -q aux_loss freely/metrics.jsonl'
+# Evenly used, 2 experts a token: 0.5 times 2.
+check "it falls towards 1: $(aux_losses evenly | tr '\n' ' ')" \
+    eval 'aux_losses evenly | tr "\n" " " | awk "{ exit !(\$1 > 1.1 && \$2 < 0.97 * \$1 && \$2 > 0.99) }"'
+for steps in 9 20; do
+    expect 0 'finished' '  aux 1.' -- train run.yaml output_dir=evenly-halves model=evenly.yaml \
+        "${evenly[@]}" train.max_steps=$steps
+done
+check 'a resumed run is the same' same_checkpoint {evenly,evenly-halves}/checkpoints/step-000020
 
 # ---- the best checkpoint, early stopping --------------------------------------------------------
 
