@@ -236,6 +236,14 @@ static mt_status copy_tensor(const file_masters *f, int64_t tensor, const mapped
     return status;
 }
 
+/* What the device gets in FP32 in any precision, such as a router's correction bias, says too
+ * little in BF16. */
+static mt_dtype export_dtype(const model *m, const mapped_tensor *t, mt_dtype asked)
+{
+    bool exact = m->params[t->pieces[0].param].info->flags & MT_PARAM_STREAM_F32;
+    return exact ? MT_F32 : asked;
+}
+
 /* Writes all tensors of the model: those that stand in a file as they are to stand, where `f` is
  * not NULL, are copied, the others are made from the masters. */
 static mt_status write_tensors(const model *m, const weights_masters *from, file_masters *f,
@@ -254,7 +262,8 @@ static mt_status write_tensors(const model *m, const weights_masters *from, file
         goto out;
     }
     for (int64_t t = 0; t < map->n; t++) {
-        list[t] = tensor_info(&map->tensors[t], o->dtype);
+        const mapped_tensor *q = &map->tensors[t];
+        list[t] = tensor_info(q, export_dtype(m, q, o->dtype));
         bytes += list[t].bytes;
     }
     progress p;
@@ -263,9 +272,9 @@ static mt_status write_tensors(const model *m, const weights_masters *from, file
     for (int64_t t = 0; t < map->n && !status; t++) {
         const mapped_tensor *q = &map->tensors[t];
         int64_t same = f ? find_same(f->match->map, q) : -1;
-        status = same >= 0 ? copy_tensor(f, same, q, writer, t, o->dtype, l->lane)
+        status = same >= 0 ? copy_tensor(f, same, q, writer, t, list[t].dtype, l->lane)
                            : weights_write_tensor(from, map, t, 0, q->matrices, format, writer, t,
-                                                  o->dtype, l->lane, l->n, NULL);
+                                                  list[t].dtype, l->lane, l->n, NULL);
         if (!status && f)
             status = f->status;
         progress_add(&p, list[t].bytes);

@@ -14,7 +14,7 @@
 
 typedef struct export_options {
     const char *folder;  /* made; where it stands already it must be empty */
-    mt_dtype dtype;      /* MT_BF16 or MT_F32 */
+    mt_dtype dtype;      /* MT_BF16 or MT_F32; those with MT_PARAM_STREAM_F32 are FP32 always */
     int64_t shard_bytes; /* at most so much of weights a file; 0: one file */
     bool replace;        /* an earlier export with a model card may stand in `folder` */
     bool random;         /* weights drawn from `seed`; the source needs none */

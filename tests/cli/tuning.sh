@@ -128,6 +128,9 @@ for steps in 3 6; do
     expect 0 'finished' -- train run.yaml output_dir=halves "${routed[@]}" train.max_steps=$steps
 done
 check 'a resumed run moves them alike' same_checkpoint {whole0.001,halves}/checkpoints/step-000006
+expect 0 -- export whole0.001 -o routed
+check 'an export in BF16 has them as they are' \
+    same_tensor {whole0.001/checkpoints/step-000006,routed} $bias
 expect 0 'finished' -- train run.yaml output_dir=pinned "${routed[@]}" train.max_steps=2 \
     'train.freeze=block.0.*'
 expect 1 'train.freeze matches the correction bias of every router' -- train run.yaml output_dir=new \
