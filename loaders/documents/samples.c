@@ -168,36 +168,77 @@ enum { SCAN_BLOCK = 64 };
 DEFINE_SCAN(scan_16, uint16_t)
 DEFINE_SCAN(scan_32, uint32_t)
 
+/* Part of a token file, in memory. */
+typedef struct window {
+    const plane *plane;
+    void *data;       /* WINDOW tokens of 4 bytes */
+    int64_t first, n; /* tokens that are there */
+} window;
+
+enum { WINDOW = 1 << 18 };
+
+static uint32_t window_token(const window *w, int64_t i)
+{
+    return w->plane->width == 2 ? ((const uint16_t *)w->data)[i] : ((const uint32_t *)w->data)[i];
+}
+
+/* Makes the window hold token `at`. */
+static mt_status window_move(window *w, int64_t at)
+{
+    int64_t left = w->plane->n - at, n = left < WINDOW ? left : WINDOW;
+    if (at >= w->first && at < w->first + w->n)
+        return MT_OK;
+    mt_status status = token_file_read(w->plane->file, at, n, w->data);
+    w->first = at;
+    w->n = status ? 0 : n;
+    return status;
+}
+
+/* Looks for the end token from `at` on; the place behind it, or the window's end. */
+static int64_t window_scan(const window *w, int64_t at, bool *ret_found, uint32_t *largest)
+{
+    uint32_t end = (uint32_t)w->plane->end; /* none: no id is as large */
+    int64_t i = at - w->first;
+    for (; i + SCAN_BLOCK <= w->n; i += SCAN_BLOCK)
+        if (w->plane->width == 2 ? scan_16((const uint16_t *)w->data + i, end, largest)
+                                 : scan_32((const uint32_t *)w->data + i, end, largest))
+            break;
+    while (i < w->n && !*ret_found) {
+        uint32_t id = window_token(w, i++);
+        *largest = id > *largest ? id : *largest;
+        *ret_found = id == end;
+    }
+    return w->first + i;
+}
+
 /* The end of the document that begins at token `at` of a token file, behind its end token; notes
  * the largest id on the way. */
-static int64_t find_end(const plane *p, int64_t at, uint32_t *largest)
+static mt_status find_end(window *w, int64_t at, uint32_t *largest, int64_t *ret)
 {
-    uint32_t end = (uint32_t)p->end; /* none: no id is as large */
-    for (; at + SCAN_BLOCK <= p->n; at += SCAN_BLOCK)
-        if (p->width == 2 ? scan_16((const uint16_t *)p->tokens + at, end, largest)
-                          : scan_32((const uint32_t *)p->tokens + at, end, largest))
-            break;
-    while (at < p->n) {
-        uint32_t id = plane_token(p, at++);
-        *largest = id > *largest ? id : *largest;
-        if (id == end)
-            break;
+    bool found = false;
+    while (at < w->plane->n && !found) {
+        mt_status status = window_move(w, at);
+        if (status)
+            return status;
+        at = window_scan(w, at, &found, largest);
     }
-    return at;
+    *ret = at;
+    return MT_OK;
 }
 
 static mt_status cut_token_file(cutter *c, int64_t plane_index)
 {
     const plane *p = &c->source->planes[plane_index];
-    mt_status status = token_file_check(p->file);
+    window w = { .plane = p, .data = malloc(WINDOW * sizeof(uint32_t)) };
+    mt_status status = w.data ? MT_OK : mt_fail_nomem();
     doc_long policy = c->policy;
     uint32_t largest = 0;
     if (p->end < 0) /* one stream of windows, not one long document */
         c->policy = LONG_SPLIT;
-    for (int64_t at = 0; at < p->n && !status;) {
-        int64_t end = find_end(p, at, &largest);
-        status = cut(c, plane_index, at, end);
-        at = end;
+    for (int64_t at = 0, end = 0; at < p->n && !status; at = end) {
+        status = find_end(&w, at, &largest, &end);
+        if (!status)
+            status = cut(c, plane_index, at, end);
     }
     if (largest >= c->table->vocab)
         c->table->vocab = (int64_t)largest + 1;
@@ -205,6 +246,7 @@ static mt_status cut_token_file(cutter *c, int64_t plane_index)
         status = mt_fail(MT_ERR_FORMAT, "%s: holds ids above 2^31 - 1; is data.dtype right?",
                          p->file->path);
     c->policy = policy;
+    free(w.data);
     return status;
 }
 

@@ -97,9 +97,8 @@ static mt_status open_token_files(const mt_data_request *r, const doc_options *o
         if (status)
             return status;
         s->n_files++;
-        s->planes[s->n_planes++] = (plane){
-            .tokens = f->tokens, .width = f->width, .n = f->n, .end = end_token(r, o), .file = f
-        };
+        s->planes[s->n_planes++] =
+            (plane){ .width = f->width, .n = f->n, .end = end_token(r, o), .file = f };
     }
     return MT_OK;
 }
@@ -189,19 +188,20 @@ void source_settle(const source *s)
 {
     if (s->cache.base)
         (void)madvise(s->cache.base, s->cache.size, MADV_DONTNEED);
-    for (int64_t i = 0; i < s->n_files; i++)
-        (void)madvise(s->files[i].base, s->files[i].size, MADV_DONTNEED);
 }
 
-uint64_t source_hash(const source *s)
+mt_status source_hash(const source *s, uint64_t *ret)
 {
     uint64_t hash = s->cache.hash;
     for (int64_t i = 0; i < s->n_files; i++) {
-        const uint64_t parts[] = { hash, token_file_hash(&s->files[i]),
-                                   (uint64_t)(int64_t)s->planes[i].end };
+        uint64_t parts[] = { hash, 0, (uint64_t)(int64_t)s->planes[i].end };
+        mt_status status = token_file_hash(&s->files[i], &parts[1]);
+        if (status)
+            return status;
         hash = XXH3_64bits(parts, sizeof parts);
     }
-    return hash;
+    *ret = hash;
+    return MT_OK;
 }
 
 void source_close(source *s)

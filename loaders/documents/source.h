@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A dataset as documents of tokens in memory that is mapped: of its token cache, made when there is
- * none, or of its token files.
+ * A dataset as documents of tokens: of its token cache, made when there is none and mapped, or of
+ * its token files.
  */
 #ifndef DOCUMENTS_SOURCE_H
 #define DOCUMENTS_SOURCE_H
@@ -12,14 +12,14 @@
 
 /* Documents one after the other. */
 typedef struct plane {
-    const void *tokens; /* [n], 2 or 4 bytes each */
+    const void *tokens; /* [n], 2 or 4 bytes each; NULL: in `file` */
     int32_t width;
     int64_t n;
     const uint8_t *trained;  /* a bit a token; NULL: all */
     const uint64_t *offsets; /* [documents + 1]; NULL: documents end at end tokens */
     int64_t documents;
     int32_t end;            /* -1: the plane is one long document */
-    const token_file *file; /* to look after; NULL for a cache */
+    const token_file *file; /* NULL for a cache */
 } plane;
 
 typedef struct source {
@@ -44,11 +44,6 @@ void source_close(source *s);
 void source_settle(const source *s);
 
 /* A hash of the tokens and of what is trained of them. [main] */
-uint64_t source_hash(const source *s);
-
-static inline uint32_t plane_token(const plane *p, int64_t i)
-{
-    return p->width == 2 ? ((const uint16_t *)p->tokens)[i] : ((const uint32_t *)p->tokens)[i];
-}
+mt_status source_hash(const source *s, uint64_t *ret);
 
 #endif

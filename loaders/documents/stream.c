@@ -35,6 +35,7 @@ typedef struct stream {
     int64_t epoch, index;
     int32_t *ids;     /* [longest sample] */
     uint8_t *trained; /* the same */
+    void *raw;        /* the same, as a token file has them */
 } stream;
 
 /* ---- order ---------------------------------------------------------------------------------- */
@@ -220,7 +221,8 @@ static mt_status allocate(stream *t)
         }
     t->ids = malloc((size_t)longest * sizeof *t->ids);
     t->trained = malloc((size_t)longest);
-    return t->ids && t->trained ? MT_OK : mt_fail_nomem();
+    t->raw = malloc((size_t)longest * sizeof *t->ids);
+    return t->ids && t->trained && t->raw ? MT_OK : mt_fail_nomem();
 }
 
 mt_status stream_open(const mt_data_request *request, void **ret_stream)
@@ -266,6 +268,7 @@ void stream_close(void *stream_)
     free(t->datasets);
     free(t->ids);
     free(t->trained);
+    free(t->raw);
     free(t);
 }
 
@@ -279,18 +282,21 @@ void stream_size(const void *stream_, int64_t *ret_documents, int64_t *ret_token
 }
 
 /* Widens the sample's tokens and their marks. */
-static void unpack(stream *t, const plane *p, int64_t from, int64_t n)
+static mt_status unpack(stream *t, const plane *p, int64_t from, int64_t n)
 {
-    if (p->width == 2) {
-        const uint16_t *ids = (const uint16_t *)p->tokens + from;
+    const void *raw = p->file ? t->raw : (const char *)p->tokens + from * p->width;
+    mt_status status = p->file ? token_file_read(p->file, from, n, t->raw) : MT_OK;
+    if (status)
+        return status;
+    if (p->width == 2)
         for (int64_t i = 0; i < n; i++)
-            t->ids[i] = ids[i];
-    } else {
-        memcpy(t->ids, (const int32_t *)p->tokens + from, (size_t)n * sizeof *t->ids);
-    }
+            t->ids[i] = ((const uint16_t *)raw)[i];
+    else
+        memcpy(t->ids, raw, (size_t)n * sizeof *t->ids);
     t->trained[0] = 0; /* of a later piece it is a target of the one before */
     for (int64_t i = 1; p->trained && i < n; i++)
         t->trained[i] = p->trained[(from + i) / 8] >> ((from + i) % 8) & 1;
+    return MT_OK;
 }
 
 mt_status stream_next(void *stream_, mt_document *ret)
@@ -305,11 +311,10 @@ mt_status stream_next(void *stream_, mt_document *ret)
     const dataset *d;
     const sample *s = sample_at(t, t->epoch, t->index++ * t->world + t->rank, &d);
     const plane *p = &d->source.planes[s->start >> SAMPLE_PLANE_SHIFT];
-    mt_status status = p->file ? token_file_check(p->file) : MT_OK;
+    int64_t from = (int64_t)(s->start & (((uint64_t)1 << SAMPLE_PLANE_SHIFT) - 1));
+    mt_status status = unpack(t, p, from, s->n);
     if (status)
         return status;
-    int64_t from = (int64_t)(s->start & (((uint64_t)1 << SAMPLE_PLANE_SHIFT) - 1));
-    unpack(t, p, from, s->n);
     *ret = (mt_document){ .tokens = t->ids,
                           .loss_mask = p->trained ? t->trained : NULL,
                           .n = s->n,
@@ -354,7 +359,10 @@ uint64_t stream_fingerprint(const void *stream_)
     uint64_t hash = t->shuffle;
     for (int64_t i = 0; i < t->n_datasets; i++) {
         const dataset *d = &t->datasets[i];
-        hash = mt_order_mix(hash ^ source_hash(&d->source));
+        uint64_t content = 0;
+        if (source_hash(&d->source, &content) != MT_OK)
+            return 0; /* unknown: who reads the file next fails */
+        hash = mt_order_mix(hash ^ content);
         hash = mt_order_mix(hash ^ (uint64_t)d->samples.n);
         hash = mt_order_mix(hash ^ (uint64_t)d->samples.tokens);
         hash = mt_order_mix(hash ^ (uint64_t)d->held_out);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opening and checking token files.
+ * Opening and reading token files. They are read, not mapped: a file that shrinks meanwhile is then
+ * an error and no SIGBUS.
  */
 #include "token_file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -16,14 +16,38 @@ static const struct {
     int32_t magic, version, width;
 } known[] = { { 20240520, 1, 2 }, { 20240801, 7, 4 } };
 
-/* Fills width, n and tokens by the header, if there is one. */
+static mt_status read_bytes(const token_file *f, size_t at, size_t n, void *ret)
+{
+    char *p = ret;
+    while (n > 0) {
+        ssize_t got = pread(f->fd, p, n, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return mt_fail(MT_ERR_IO, "%s: cannot read at byte %zu: %s", f->path, at,
+                           strerror(errno));
+        if (got == 0)
+            return mt_fail(MT_ERR_IO,
+                           "%s: has become shorter than the %zu bytes that it had; leave the data "
+                           "alone while it is trained on, and resume with what it was",
+                           f->path, f->size);
+        p += got;
+        at += (size_t)got;
+        n -= (size_t)got;
+    }
+    return MT_OK;
+}
+
+/* Fills width, n and where tokens begin by the header, if there is one. */
 static mt_status read_header(token_file *f, bool *ret_found)
 {
     int32_t h[3] = { 0 };
     *ret_found = false;
     if (f->size < HEADER_BYTES)
         return MT_OK;
-    memcpy(h, f->base, sizeof h);
+    mt_status status = read_bytes(f, 0, sizeof h, h);
+    if (status)
+        return status;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (h[0] != known[i].magic)
             continue;
@@ -38,7 +62,7 @@ static mt_status read_header(token_file *f, bool *ret_found)
                            f->path, f->size, (uint32_t)h[2], (unsigned long long)wanted);
         f->width = known[i].width;
         f->n = (uint32_t)h[2];
-        f->tokens = (const char *)f->base + HEADER_BYTES;
+        f->first = HEADER_BYTES;
         *ret_found = true;
     }
     return MT_OK;
@@ -57,7 +81,6 @@ static mt_status read_bare(const mt_config *c, const doc_options *o, token_file 
         return mt_fail(MT_ERR_FORMAT, "%s: %zu bytes are no whole number of %s", f->path, f->size,
                        o->dtype_name);
     f->n = (int64_t)(f->size / (size_t)f->width);
-    f->tokens = f->base;
     return MT_OK;
 }
 
@@ -75,13 +98,6 @@ mt_status token_file_open(const mt_config *config, const doc_options *o, const c
         token_file_close(&f);
         return status;
     }
-    f.base = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, f.fd, 0);
-    if (f.base == MAP_FAILED) {
-        f.base = NULL;
-        mt_status status = mt_fail(MT_ERR_IO, "%s: cannot map: %s", path, strerror(errno));
-        token_file_close(&f);
-        return status;
-    }
     f.size = (size_t)st.st_size;
     bool found = false;
     mt_status status = read_header(&f, &found);
@@ -96,34 +112,52 @@ mt_status token_file_open(const mt_config *config, const doc_options *o, const c
 
 void token_file_close(token_file *f)
 {
-    if (f->base)
-        munmap(f->base, f->size);
     if (f->fd >= 0)
         close(f->fd);
     free(f->path);
     *f = (token_file){ .fd = -1 };
 }
 
-uint64_t token_file_hash(const token_file *f)
+mt_status token_file_read(const token_file *f, int64_t first, int64_t n, void *ret)
 {
-    const size_t whole = 256 << 20, block = 64 << 10, blocks = whole / block;
-    if (f->size <= whole)
-        return XXH3_64bits(f->base, f->size);
-    uint64_t hash = f->size;
-    for (size_t i = 0; i < blocks; i++) {
-        size_t at = (f->size - block) / (blocks - 1) * i;
-        hash = XXH3_64bits_withSeed((const char *)f->base + at, block, hash);
-    }
-    return hash;
+    size_t width = (size_t)f->width;
+    return read_bytes(f, f->first + (size_t)first * width, (size_t)n * width, ret);
 }
 
-mt_status token_file_check(const token_file *f)
+/* All of a file, block by block. */
+static mt_status hash_whole(const token_file *f, void *block, size_t size, uint64_t *ret)
 {
-    struct stat st;
-    if (fstat(f->fd, &st) == 0 && st.st_size >= (int64_t)f->size)
-        return MT_OK;
-    return mt_fail(MT_ERR_IO,
-                   "%s: has become shorter than the %zu bytes that it had; leave the data alone "
-                   "while it is trained on, and resume with what it was",
-                   f->path, f->size);
+    mt_status status = MT_OK;
+    XXH3_state_t *state = XXH3_createState();
+    if (!state)
+        return mt_fail_nomem();
+    XXH3_64bits_reset(state);
+    for (size_t at = 0; at < f->size && !status; at += size) {
+        size_t n = f->size - at < size ? f->size - at : size;
+        if (!(status = read_bytes(f, at, n, block)))
+            XXH3_64bits_update(state, block, n);
+    }
+    *ret = XXH3_64bits_digest(state);
+    XXH3_freeState(state);
+    return status;
+}
+
+mt_status token_file_hash(const token_file *f, uint64_t *ret)
+{
+    const size_t whole = 256 << 20, size = 64 << 10, blocks = whole / size;
+    mt_status status = MT_OK;
+    uint64_t hash = f->size;
+    void *block = malloc(size);
+    if (!block)
+        return mt_fail_nomem();
+    if (f->size <= whole)
+        status = hash_whole(f, block, size, &hash);
+    for (size_t i = 0; f->size > whole && i < blocks && !status; i++) {
+        if (!(status = read_bytes(f, (f->size - size) / (blocks - 1) * i, size, block)))
+            hash = XXH3_64bits_withSeed(block, size, hash);
+    }
+    free(block);
+    if (!status)
+        *ret = hash;
+    return status;
 }

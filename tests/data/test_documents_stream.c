@@ -6,6 +6,8 @@
 #include "documents.h"
 
 #include <dirent.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <sys/wait.h>
 
 enum { LONG = 1000, RECORDS = 103 };
@@ -342,6 +344,41 @@ static void a_token_file_that_shrinks(void)
     support_leave(folder);
 }
 
+/* Between any two instructions, too. */
+static void *shrink_and_grow(void *stop)
+{
+    while (!atomic_load((_Atomic bool *)stop)) {
+        CHECK(truncate("a.bin", 10) == 0, " ");
+        CHECK(truncate("a.bin", 1 << 20) == 0, " ");
+    }
+    return NULL;
+}
+
+static void a_token_file_that_shrinks_at_any_time(void)
+{
+    static int32_t ids[1 << 19];
+    support_enter(folder);
+    write_tokens("a.bin", 0, 0, 2, ids, 1 << 19);
+    const support_config c =
+        SUPPORT_CONFIG("files", "a.bin", "dtype", "uint16", "end_token", "null");
+    void *s = must_open(&c, MT_SPLIT_TRAIN, 4096, 0, 1);
+    _Atomic bool stop = false;
+    pthread_t thread;
+    int whole = 0, cut = 0;
+    CHECK(pthread_create(&thread, NULL, shrink_and_grow, &stop) == 0, " ");
+    for (int i = 0; i < 200000 && (i < 20000 || !whole || !cut); i++) {
+        mt_document doc;
+        mt_status status = d->next(s, &doc);
+        whole += status == MT_OK;
+        cut += status == MT_ERR_IO;
+    }
+    stop = true;
+    pthread_join(thread, NULL);
+    CHECK(whole > 0 && cut > 0, "%d documents, %d errors", whole, cut);
+    d->close(s);
+    support_leave(folder);
+}
+
 /* ---- the cache ------------------------------------------------------------------------------ */
 
 static bool ends_in(const char *text, const char *end)
@@ -638,6 +675,7 @@ int main(int argc, char **argv)
     RUN(token_files);
     RUN(every_end_token_is_found);
     RUN(a_token_file_that_shrinks);
+    RUN(a_token_file_that_shrinks_at_any_time);
     RUN(caches);
     RUN(what_makes_a_cache_stale);
     RUN(files_that_change_meanwhile);
