@@ -221,6 +221,19 @@ check 'no space: says what could not be written' grep -q 'cannot save step.*File
 check 'no space: the checkpoint before is whole' same_checkpoint "$model" full/checkpoints/step-000004
 expect 0 'resuming from full/checkpoints/step-000004' 'finished' -- train run.yaml output_dir=full
 
+# So do other writes, in any command.
+cp "$source_root/tests/cli/bytes-tokenizer.json" tokenizer.json
+for command in 'tokenize --tokenizer tokenizer.json --no-special --file text.txt -o tokens.bin' \
+    'plan run.yaml data.loader=jsonl data.tokenizer=tokenizer.json'; do
+    (
+        ulimit -f 4
+        # shellcheck disable=SC2086
+        "$megatrain" $command >out 2>&1
+    )
+    check "no space: ${command%% *}: exit code 1" test $? = 1
+    check "no space: ${command%% *}: says so" grep -q 'cannot write.*File too large' out
+done
+
 # ---- what is blamed, and suggested ---------------------------------------------------------------
 
 expect 1 "'output_dir' cannot be used: plain: not a folder" -- train run.yaml output_dir=plain checkpoint.export=true
