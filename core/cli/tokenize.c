@@ -247,8 +247,6 @@ static mt_status run_request(const request *q)
 
 static int check_labels(const cli_command *self, const request *q, char **words, int n_words)
 {
-    if (!q->file)
-        return cli_usage(self, "--show-labels needs --file, such as --file chat.jsonl");
     if (q->no_special || q->literal || q->pieces || q->decode || q->count || q->output)
         return cli_usage(self, "--show-labels shows what training sees; other options but "
                                "--chat-format and --documents do not apply");
@@ -306,7 +304,7 @@ static int run_tokenize(const cli_command *self, int argc, char **argv)
         { "separator", CLI_TEXT, &q.separator, "HOW",
           "with -o, what ends a document: none, blank_line, or a text (none)" },
         { "show-labels", CLI_FLAG, &q.labels, NULL,
-          "show the documents of --file as training sees them, and what is trained" },
+          "show documents as training sees them, and what of them is trained" },
         { "chat-format", CLI_TEXT, &q.chat_format, "NAME",
           "with --show-labels, instead of the model's" },
         { "documents", CLI_INT, &q.documents, "N", "with --show-labels, how many (10)" },
@@ -348,7 +346,7 @@ const cli_command cli_tokenize = {
         "With -o the tokens go to a file in llm.c's format, 16 or 32 bits a token as the\n"
         "vocabulary needs, the end token behind each document; in a FILE.jsonl each line is an\n"
         "object with a document at \"text\".\n"
-        "With --show-labels, documents of --file (conversations, instructions, text) are shown as\n"
+        "With --show-labels, documents (conversations, instructions, text) are shown as\n"
         "training sees them, in green what is trained, or between \u27e6 and \u27e7 where there "
         "is\n"
         "no terminal. Keys of a run manifest's data section may follow: train_on=last.",

@@ -35,11 +35,12 @@ typedef struct tokenize_bin {
 mt_status tokenize_write_bin(const tokenize_tools *t, const tokenize_bin *o, const char *text,
                              int64_t n, int64_t *ret_documents, int64_t *ret_tokens);
 
-/* Shows the documents of a file as training sees them, with what is trained marked. */
+/* Shows the documents of a file, or of the standard input, as training sees them, with what is
+ * trained marked. */
 typedef struct tokenize_labels {
     const char *tokenizer, *chat_format; /* as session_open_tokenizer has them */
-    const char *file;
-    char **keys; /* [n_keys] "key=value", of the manifest's section `data` */
+    const char *file; /* NULL: the standard input, JSON where it begins like it, else text */
+    char **keys;      /* [n_keys] "key=value", of the manifest's section `data` */
     int n_keys;
     int64_t most; /* documents to show */
 } tokenize_labels;

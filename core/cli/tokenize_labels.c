@@ -6,10 +6,13 @@
 #include "../base/status.h"
 #include "../train/files.h"
 #include "../train/session.h"
+#include "cli.h"
 #include "token_text.h"
 #include "tokenize.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 /* Documents are shown whole: this is far above the loader's need of any length. */
@@ -71,16 +74,70 @@ static mt_status show_stream(const session *s, const mt_data *data, void *stream
     return st;
 }
 
+/* ---- the standard input -------------------------------------------------------------------------
+ */
+
+/* The standard input as a file, which is what loaders read. */
+typedef struct input_file {
+    char folder[SESSION_PATH], path[SESSION_PATH + 32]; /* "": none was made */
+} input_file;
+
+static bool looks_like_json(const char *text)
+{
+    text += strspn(text, " \t\r\n");
+    return *text == '{' || *text == '[';
+}
+
+static mt_status make_folder(input_file *f, const char *tmp)
+{
+    if ((size_t)snprintf(f->folder, sizeof f->folder, "%s/megatrain-XXXXXX", tmp) <
+            sizeof f->folder &&
+        mkdtemp(f->folder))
+        return MT_OK;
+    f->folder[0] = '\0';
+    return status_set(MT_ERR_IO, "%s: cannot make a folder for the standard input: %s", tmp,
+                      strerror(errno));
+}
+
+static mt_status keep_input(input_file *f)
+{
+    char *text = NULL;
+    size_t n = 0;
+    const char *tmp = getenv("TMPDIR");
+    mt_status st = cli_read_stream(stdin, "the standard input", &text, &n);
+    if (st == MT_OK && n == 0)
+        st = status_set(MT_ERR_INVALID, "the standard input is empty; give it documents, or name "
+                                        "a file with --file");
+    if (st == MT_OK)
+        st = make_folder(f, tmp && *tmp ? tmp : "/tmp");
+    if (st == MT_OK) {
+        snprintf(f->path, sizeof f->path, "%s/standard-input.%s", f->folder,
+                 looks_like_json(text) ? "jsonl" : "txt");
+        st = files_write(f->path, text, n);
+    }
+    free(text);
+    return st;
+}
+
+static void forget_input(const input_file *f)
+{
+    if (f->folder[0])
+        (void)files_remove_tree(f->folder);
+}
+
+/* ---- the documents ------------------------------------------------------------------------------
+ */
+
 /* The data section: the file in its order, nothing held out, nothing kept, and the user's keys. */
-static mt_status make_config(const tokenize_labels *o, config **ret)
+static mt_status make_config(const tokenize_labels *o, const char *file, config **ret)
 {
     static const char fixed[] = "{ validation_split: 0, shuffle: false, cache: off }";
-    char files[SESSION_PATH + 32];
+    char files[SESSION_PATH + 64];
     config *c = NULL;
-    if (snprintf(files, sizeof files, "files=[\"%s\"]", o->file) >= (int)sizeof files ||
-        strpbrk(o->file, "\"\\"))
+    if (snprintf(files, sizeof files, "files=[\"%s\"]", file) >= (int)sizeof files ||
+        strpbrk(file, "\"\\"))
         return status_set(MT_ERR_UNSUPPORTED, "%s: a path that is too long or has quotes in it",
-                          o->file);
+                          file);
     mt_status st = config_parse_yaml(fixed, sizeof fixed - 1, "the data's keys", &c);
     if (st == MT_OK)
         st = config_override(c, files);
@@ -108,11 +165,14 @@ mt_status tokenize_show_labels(const tokenize_labels *o)
     config *c = NULL;
     const mt_data *data = NULL;
     void *stream = NULL;
+    input_file input = { 0 };
     mt_status st = open_model(o->tokenizer, &s.source);
     if (st == MT_OK)
         st = session_open_tokenizer(&s, o->tokenizer, o->chat_format, NULL);
     if (st == MT_OK)
-        st = make_config(o, &c);
+        st = o->file ? MT_OK : keep_input(&input);
+    if (st == MT_OK)
+        st = make_config(o, o->file ? o->file : input.path, &c);
     if (st == MT_OK)
         st = session_find_records(&data);
     if (st == MT_OK) {
@@ -128,6 +188,7 @@ mt_status tokenize_show_labels(const tokenize_labels *o)
     if (stream)
         data->close(stream);
     config_destroy(c);
+    forget_input(&input);
     session_close_tokenizer(&s);
     model_source_close(&s.source);
     return st;

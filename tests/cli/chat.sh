@@ -99,7 +99,16 @@ echo '{"model_type": "llama", "chat_format": "alpaca"}' >named-model/config.json
 expect 0 '### Instruction:' -- tokenize --tokenizer named-model --file chat.jsonl --show-labels --documents 1
 expect 1 "did you mean 'train_on'" -- tokenize --tokenizer model --file chat.jsonl \
     --chat-format chatml --show-labels trainon=last
-expect 2 'needs --file' -- tokenize --tokenizer model --show-labels
+expect 1 'the standard input is empty' -- tokenize --tokenizer model --show-labels
+labels --chat-format chatml
+mv out from-file
+"$megatrain" tokenize --tokenizer model --show-labels --chat-format chatml <chat.jsonl >out 2>err
+check 'the standard input has the labels of the file' cmp out from-file
+echo 'Blue, like the sky.' | "$megatrain" tokenize --tokenizer model --show-labels >out 2>err
+check 'text on the standard input' grep -q '⟦.*like the sky' out
+echo '{"messages": 5}' | TMPDIR=$PWD "$megatrain" tokenize --tokenizer model --show-labels --chat-format chatml >out 2>&1
+check 'a bad record on the standard input' grep -q 'standard-input.jsonl:1: ' out
+check 'nothing is left of the standard input' test -z "$(find "$PWD" -name 'megatrain-*')"
 expect 2 'key=value' -- tokenize --tokenizer model --file chat.jsonl --show-labels last
 expect 2 '--documents is for --show-labels' -- tokenize --tokenizer model --documents 3 a
 expect 2 'do not apply' -- tokenize --tokenizer model --file chat.jsonl --show-labels --count
