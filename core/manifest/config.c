@@ -249,6 +249,15 @@ const mt_config *config_section(config *c, const char *path)
     return &v->pub;
 }
 
+const mt_config *config_map(const mt_config *c, const char *key)
+{
+    const view *v = (const view *)c;
+    const node *n = config_node(c, key);
+    char path[PATH_SIZE];
+    join_path(v->path, key, path, sizeof path);
+    return n && n->kind == NODE_MAP ? config_section(v->doc, path) : NULL;
+}
+
 mt_status config_bytes(const mt_config *c, const char *key, int64_t *ret)
 {
     const char *expected = "a size such as 24GiB, 512MB or a number of bytes";
@@ -345,6 +354,12 @@ mt_status config_check_unused_but(config *c, const char *path, const char *const
 mt_status config_check_unused(config *c, const char *path)
 {
     return config_check_unused_but(c, path, NULL);
+}
+
+mt_status config_check_section(const mt_config *c)
+{
+    const view *v = (const view *)c;
+    return config_check_unused(v->doc, v->path);
 }
 
 /* ---- overrides ------------------------------------------------------------------------------ */

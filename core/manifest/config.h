@@ -28,6 +28,9 @@ mt_status config_override(config *c, const char *assignment);
  * section). Lives as long as the config. */
 const mt_config *config_section(config *c, const char *path);
 
+/* The map at `key` of a section as a section of its own; NULL where there is none. */
+const mt_config *config_map(const mt_config *c, const char *key);
+
 /* A size in bytes at `key` of a section: a whole number, or a string with a unit (`24GiB`, `512MB`;
  * KiB to TiB are powers of 1024, KB to TB of 1000). Errors as the getters of mt_config. */
 mt_status config_bytes(const mt_config *c, const char *key, int64_t *ret);
@@ -46,6 +49,9 @@ const char *config_key(const config *c, const char *path, int64_t index);
 /* Fails when a key below `path` was never asked for, with file, line, column and the nearest key
  * that was asked for: `run.yaml:14:5: unknown key 'learning_rat'; did you mean 'learning_rate'?` */
 mt_status config_check_unused(config *c, const char *path);
+
+/* The same of a section. */
+mt_status config_check_section(const mt_config *c);
 
 /* Writes the whole tree as YAML (run folders keep the effective manifest) or as JSON. */
 mt_status config_write_yaml(const config *c, const char *path);

@@ -151,9 +151,9 @@ mt_status model_source_check_keys(const model_source *s);
 void model_source_close(model_source *s);
 /* Writes config.json: the hyper-parameters as they were read, plus model_type and architectures,
  * and without the quantisation, which loading has undone. `dtype` is that of the weights beside it
- * ("bfloat16") and `chat_format` what conversations were trained in; NULL keeps what was read. The
- * texts live at least as long as the source. */
+ * ("bfloat16"), `chat_format` what conversations were trained in, by name or, as a map, spelled
+ * out; where both are NULL, what was read is kept. All live at least as long as the source. */
 mt_status model_source_write_config(const model_source *s, const char *folder, const char *dtype,
-                                    const char *chat_format);
+                                    const char *chat_format, const mt_config *spelled_out);
 
 #endif

@@ -156,7 +156,11 @@ mt_status model_source_check_keys(const model_source *s)
     for (int32_t i = 0; facts[i]; i++)
         s->hyper->has(s->hyper, facts[i]);
     s->hyper->has(s->hyper, "model_type");
-    return config_check_unused(s->config, "");
+    /* The keys of a chat format that is spelled out are for whoever opens it. */
+    static const char *const apart[] = { "chat_format", NULL }, *const below[] = { "config", NULL };
+    bool nested = node_find(s->config->root, "config") != NULL;
+    mt_status st = config_check_unused_but(s->config, "", nested ? below : apart);
+    return st == MT_OK && nested ? config_check_unused_but(s->config, "config", apart) : st;
 }
 
 /* The class name by the rule that Hugging Face follows: qwen3_moe is Qwen3MoeForCausalLM,
@@ -186,7 +190,7 @@ static bool append_text(config *c, node *map, const char *key, node_mark mark, c
 }
 
 mt_status model_source_write_config(const model_source *s, const char *folder, const char *dtype,
-                                    const char *chat_format)
+                                    const char *chat_format, const mt_config *spelled_out)
 {
     /* Weights are written dequantised. */
     static const char *const not_hyper[] = { "arch", "config", "text_config", "quantization_config",
@@ -209,6 +213,7 @@ mt_status model_source_write_config(const model_source *s, const char *folder, c
     const char *dtype_key = node_find(hyper, "dtype") ? "dtype" : "torch_dtype";
     if (!append_text(c, map, dtype_key, mark, dtype) ||
         !append_text(c, map, "chat_format", mark, chat_format) || !class->text ||
+        (spelled_out && !node_append(c, map, "chat_format", mark, config_node(spelled_out, ""))) ||
         !node_append(c, list, NULL, mark, class) ||
         !node_append(c, map, "architectures", mark, given ? given->value : list) ||
         !node_append(c, map, "model_type", mark, type) || !node_inherit(c, map, hyper, not_hyper))

@@ -486,7 +486,7 @@ static mt_status fill(const model_source *source, const model *m, const mt_weigh
     mt_status status = o->random ? write_random(m, format, folder, o, ret_bytes)
                                  : export_weights(m, source->weights, format, folder, o, ret_bytes);
     if (!status)
-        status = model_source_write_config(source, folder, dtype, NULL);
+        status = model_source_write_config(source, folder, dtype, NULL, NULL);
     if (!status)
         status = export_copy_files(source->weights, o->tokenizer, folder);
     if (!status && !o->random)

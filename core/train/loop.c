@@ -185,7 +185,10 @@ static mt_status write_config(void *arg, const char *folder)
     const session *s = l->s;
     const char *format = l->run->chat_format; /* NULL: spelled out */
     bool named = s->chat && format && strcmp(format, "auto") != 0;
-    mt_status st = model_source_write_config(&s->source, folder, NULL, named ? format : NULL);
+    const mt_config *spelled_out =
+        s->chat && !format ? config_section(l->run->config, "data.chat_format") : NULL;
+    mt_status st =
+        model_source_write_config(&s->source, folder, NULL, named ? format : NULL, spelled_out);
     return st == MT_OK ? export_copy_files(s->source.weights, s->tokenizer_path, folder) : st;
 }
 

@@ -158,17 +158,32 @@ static const char *identify(const session *s, const mt_chat *chat)
     return format;
 }
 
-/* The name of the format that a model says it has, in its hyper-parameters or by the template
- * beside its tokenizer; NULL: it says nothing. */
-static mt_status find_format(const session *s, const mt_chat *chat, const char **ret)
+/* The format that a model says it has, by name or spelled out in its hyper-parameters, or by the
+ * template beside its tokenizer; both NULL: it says nothing. */
+static mt_status find_format(const session *s, const mt_chat *chat, const char **ret_name,
+                             const mt_config **ret_custom)
 {
     const mt_config *hyper = s->source.hyper;
-    *ret = NULL;
+    *ret_name = NULL;
+    *ret_custom = hyper ? config_map(hyper, "chat_format") : NULL;
+    if (*ret_custom)
+        return MT_OK;
     if (hyper && hyper->has(hyper, "chat_format"))
-        return hyper->get_string(hyper, "chat_format", ret);
+        return hyper->get_string(hyper, "chat_format", ret_name);
     if (s->tokenizer_path[0])
-        *ret = identify(s, chat);
+        *ret_name = identify(s, chat);
     return MT_OK;
+}
+
+/* A format that the model spells out; one that a run spells out is checked with the run's keys. */
+static mt_status open_spelled_out(session *s, const mt_chat *chat, const mt_config *format)
+{
+    mt_status st = chat->open_custom(format, s->tokenizer, s->tokens, &s->conversation);
+    if (st != MT_OK || (st = config_check_section(format)) == MT_OK)
+        return st;
+    chat->close(s->conversation);
+    s->conversation = NULL;
+    return st;
 }
 
 static mt_status open_chat(session *s, const char *format, const mt_config *custom)
@@ -185,13 +200,17 @@ static mt_status open_chat(session *s, const char *format, const mt_config *cust
         return automatic ? MT_OK : st;
     const mt_chat *chat = table;
     if (automatic)
-        st = find_format(s, chat, &format);
-    if (st != MT_OK || (automatic && !format))
+        st = find_format(s, chat, &format, &custom);
+    if (st != MT_OK || (automatic && !format && !custom))
         return st;
-    st = format ? chat->open(format, s->tokenizer, s->tokens, &s->conversation)
-                : chat->open_custom(custom, s->tokenizer, s->tokens, &s->conversation);
+    if (format)
+        st = chat->open(format, s->tokenizer, s->tokens, &s->conversation);
+    else if (automatic)
+        st = open_spelled_out(s, chat, custom);
+    else
+        st = chat->open_custom(custom, s->tokenizer, s->tokens, &s->conversation);
     /* Nobody asked for it, and there may be no conversations. */
-    if (st != MT_OK && automatic) {
+    if (st != MT_OK && automatic && format) {
         log_write(MT_LOG_WARNING, "the model's chat format is not used: %s", status_text());
         return MT_OK;
     }

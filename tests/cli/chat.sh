@@ -157,6 +157,30 @@ expect 1 "format is not used: chat format 'gemma' needs the token '<start_of_tur
     'has no chat format' -- train named-run.yaml model=named.yaml "${short[@]}" output_dir=other
 expect 1 "'data.chat_format' cannot be had" "'gemma' needs the token" -- train run.yaml data.chat_format=gemma output_dir=other
 
+# A model may spell it out as well, and a run's own goes along with its checkpoints.
+{
+    cat model.yaml
+    printf 'chat_format:\n  system: "S: {content}\\n"\n  user: "Q: {content}\\n"\n  assistant: "A: {content}<|im_end|>\\n"\n'
+    printf '  end_of_turn: "<|im_end|>"\n'
+} >spelled.yaml
+expect 0 'conversations as custom' -- train named-run.yaml model=spelled.yaml train.max_steps=4 output_dir=spelled
+expect 0 -- export spelled -o spelled-out
+for folder in spelled/checkpoints/* spelled-out; do
+    check "$folder spells the format out" grep -q '"user": "Q: {content}' "$folder/config.json"
+done
+cp model/tokenizer* spelled-out/
+expect 0 'Q: What is the capital of France?' -- tokenize --tokenizer spelled-out --file chat.jsonl --show-labels
+expect 0 -- generate spelled-out --chat --prompt a --max-tokens 2 --device cpu
+expect 0 -- inspect spelled.yaml
+sed 's/  user:/  usr:/' spelled.yaml >misspelled.yaml
+expect 1 "misspelled.yaml:" "'chat_format.user' is missing" -- train named-run.yaml model=misspelled.yaml output_dir=other
+sed '$a\  generation_promt: "A:"' spelled.yaml >misspelled.yaml
+expect 1 "unknown key 'generation_promt' in 'chat_format'; did you mean 'generation_prompt'?" \
+    -- train named-run.yaml model=misspelled.yaml output_dir=other
+expect 0 -- train run.yaml 'data.chat_format={system: "S {content}", user: "U {content}", assistant: "A {content}<|im_end|>", end_of_turn: "<|im_end|>"}' \
+    train.max_steps=4 output_dir=given
+check "the run's format is kept" grep -q '"user": "U {content}"' given/checkpoints/*/config.json
+
 # ---- text ---------------------------------------------------------------------------------------
 
 rendered=$'<|im_start|>user\nName a color.<|im_end|>\n<|im_start|>assistant\n'
