@@ -95,7 +95,9 @@ static mt_status read_experts(const mt_config *c, hybrid *m)
         (s = mt_config_count(c, "shared_expert_intermediate_size", e->shared_width, INT32_MAX,
                              &e->shared_width)) ||
         (m->next && (s = mt_config_bool(c, "norm_topk_prob", true, &renormalise))) ||
-        (m->next && (s = mt_config_count(c, "decoder_sparse_step", 1, INT32_MAX, &m->sparse_step))))
+        (m->next &&
+         (s = mt_config_count(c, "decoder_sparse_step", 1, INT32_MAX, &m->sparse_step))) ||
+        (m->next && (s = qwen_check_dense(c, m->d.layers))))
         return s;
     e->router.renormalise = renormalise;
     return MT_OK;

@@ -85,7 +85,8 @@ static mt_status read_experts(const mt_config *c, qwen *m)
     if ((s = mt_decoder_read_moe(c, e)) ||
         (s = mt_config_count(c, "moe_intermediate_size", e->width, INT32_MAX, &e->width)) ||
         (s = mt_config_bool(c, "norm_topk_prob", false, &renormalise)) ||
-        (s = mt_config_count(c, "decoder_sparse_step", 1, INT32_MAX, &m->sparse_step)))
+        (s = mt_config_count(c, "decoder_sparse_step", 1, INT32_MAX, &m->sparse_step)) ||
+        (s = qwen_check_dense(c, m->d.layers)))
         return s;
     e->router.renormalise = renormalise;
     return m->qwen3 ? MT_OK
@@ -128,6 +129,22 @@ static mt_status read_config(const mt_config *c, const char *type, mt_model *mod
     m->full.scale = 1 / sqrt((double)m->d.head_dim);
     m->sliding = m->full;
     m->sliding.window = window;
+    return MT_OK;
+}
+
+mt_status qwen_check_dense(const mt_config *c, int64_t layers)
+{
+    for (int64_t k = 0; k < c->length(c, "mlp_only_layers"); k++) {
+        char key[48];
+        int64_t dense;
+        snprintf(key, sizeof key, "mlp_only_layers.%lld", (long long)k);
+        mt_status s = c->get_int(c, key, &dense);
+        if (s)
+            return s;
+        if (dense < 0 || dense >= layers)
+            return c->reject(c, key, "must be a layer, 0 to %lld, found %lld",
+                             (long long)layers - 1, (long long)dense);
+    }
     return MT_OK;
 }
 

@@ -8,6 +8,9 @@
 
 #include <megatrain/decoder.h>
 
+/* Fails where mlp_only_layers names a layer that the model does not have. */
+mt_status qwen_check_dense(const mt_config *c, int64_t layers);
+
 /* Does layer i have experts? One of every `step` layers has, but those in mlp_only_layers. */
 mt_status qwen_has_experts(const mt_config *c, int64_t step, int64_t i, bool *ret);
 

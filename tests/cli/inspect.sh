@@ -227,4 +227,22 @@ expect 2 "--temperature must be a number, not 'warm'" -- generate model --temper
 expect 2 'one path at a time' -- inspect a b
 expect 2 "unknown 'lst'; did you mean 'list'?" -- plugins lst
 expect 2 'info needs' -- plugins info
+# ---- layers without experts ----------------------------------------------------------------------
+
+for type in qwen2_moe qwen3_moe qwen3_next; do
+    {
+        sed "s/llama/$type/" <<<"$(write_model /dev/stdout)"
+        printf 'num_experts: 4\nnum_experts_per_tok: 2\nmoe_intermediate_size: 16\n'
+        printf 'decoder_sparse_step: 1\nmlp_only_layers: [1, 0]\n'
+    } >$type.yaml
+    expect 0 -- inspect $type.yaml
+    # Known also where no layer has experts to begin with.
+    sed 's/sparse_step: 1/sparse_step: 9/' $type.yaml >dense.yaml
+    expect 0 -- inspect dense.yaml
+    for bad in 2 -1; do
+        sed "s/\[1, 0\]/[1, $bad]/" $type.yaml >bad.yaml
+        expect 1 "bad.yaml:" "'mlp_only_layers.1' must be a layer, 0 to 1, found $bad" -- inspect bad.yaml
+    done
+done
+
 done_testing
