@@ -141,6 +141,25 @@ mt_status config_blame(const mt_config *c, const char *key)
     return c->reject(c, key, "cannot be had: %s", text);
 }
 
+/* A key beside the missing one at `path` that nobody has asked for and that is like it. */
+static const char *key_alike(const view *v, const char *path)
+{
+    char map[PATH_SIZE];
+    const char *dot = strrchr(path, '.'), *key = dot ? dot + 1 : path, *alike = NULL;
+    snprintf(map, sizeof map, "%.*s", dot ? (int)(dot - path) : 0, path);
+    const node *n = walk(v->doc, v->doc->root, map, false, NULL);
+    const char **names = n && n->kind == NODE_MAP ? calloc((size_t)n->n + 1, sizeof *names) : NULL;
+    int64_t count = 0;
+    for (int64_t i = 0; names && i < n->n; i++)
+        if (!n->items[i].asked)
+            names[count++] = n->items[i].key;
+    int64_t best = names ? text_nearest(key, names, count) : -1;
+    if (best >= 0)
+        alike = names[best];
+    free(names);
+    return alike;
+}
+
 /* The value at `key`, or NULL with the error text of an absent one. */
 static node *present(const mt_config *pub, const char *key)
 {
@@ -149,9 +168,11 @@ static node *present(const mt_config *pub, const char *key)
         return n;
     char path[PATH_SIZE], place[PLACE_SIZE];
     join_path(((const view *)pub)->path, key, path, sizeof path);
-    status_set(MT_ERR_NOT_FOUND, "%s: key '%s' is %s",
+    const char *alike = n ? NULL : key_alike((const view *)pub, path);
+    status_set(MT_ERR_NOT_FOUND, "%s: key '%s' is %s%s%s%s",
                node_place(config_mark(pub, key), place, sizeof place), path,
-               n ? "null, but a value is needed" : "missing");
+               n ? "null, but a value is needed" : "missing", alike ? "; is it meant by '" : "",
+               alike ? alike : "", alike ? "'?" : "");
     return NULL;
 }
 

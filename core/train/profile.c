@@ -292,6 +292,8 @@ static mt_status read_table(const mt_config *c, const table *t, hardware *h)
     char key[KEY_SIZE];
     mt_status st = MT_OK;
     int64_t n = c->length(c, t->name);
+    if (t->least > 0 && !c->has(c, t->name))
+        return c->get_int(c, t->name, &n); /* which says that it is missing */
     if (n < t->least || n > t->most)
         return c->reject(c, t->name, "has %lld records; expected %d to %d", (long long)n, t->least,
                          t->most);

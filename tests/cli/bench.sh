@@ -123,6 +123,18 @@ expect 1 'no/such/folder/x: cannot write' -- "${unit[@]}" --tokens 64 --json no/
 expect 0 'copies between host and device' 'GEMM' 'attention' 'gated delta rule' 'Gparam/s' 'disk, read' 'profile  here.yaml' \
     -- bench hardware --device cpu --quick --disk . -o here.yaml
 check 'nothing else is left behind' test -z "$(find . -name '.megatrain-bench-*' -o -name 'here.yaml.tmp*')"
+# A profile with a misspelled key names it.
+write_run run.yaml
+write_text text.txt
+misspelled() {
+    sed "$1" here.yaml >misspelled.yaml
+    expect 1 "misspelled.yaml:" "$2" -- plan run.yaml --profile misspelled.yaml
+}
+misspelled 's/^pin:/pinn:/' "key 'pin' is missing; is it meant by 'pinn'?"
+misspelled '0,/ copy:/s/ copy:/ copi:/' "copy' is missing; is it meant by 'copi'?"
+misspelled 's/^gemms:/gems:/' "key 'gemms' is missing; is it meant by 'gems'?"
+misspelled 's/^cpus:/fan: 1\ncpus:/' "unknown key 'fan'"
+
 expect 0 'GEMM' -- bench hardware --device cpu --quick
 check 'a rough profile is not kept' test ! -e "$XDG_CACHE_HOME/megatrain"
 expect 2 "'x' is no option" -- bench hardware x
