@@ -284,7 +284,8 @@ static void test_sources(void)
     CHECK(m.hyper->get_int(m.hyper, "hidden_size", &i) == MT_OK && i == 32);
     CHECK(m.hyper->get_bool(m.hyper, "tie_word_embeddings", &b) == MT_OK && b);
     CHECK(!m.hyper->has(m.hyper, "vision_config") && !m.hyper->has(m.hyper, "architectures"));
-    CHECK(model_source_write_config(&m, folder, "float32", NULL, NULL) == MT_OK, "%s", status_text());
+    CHECK(model_source_write_config(&m, folder, "float32", NULL, NULL) == MT_OK, "%s",
+          status_text());
     model_source_close(&m);
 
     model_source back = { 0 };
