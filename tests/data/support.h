@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the tests of this folder share: a configuration made of
- * "key", "value" pairs, temporary folders and small files.
+ * What the tests of loaders share: a configuration made of "key", "value" pairs, what a shuffled
+ * order looks like, temporary folders and small files.
  */
 #ifndef TEST_DATA_SUPPORT_H
 #define TEST_DATA_SUPPORT_H
@@ -126,6 +126,27 @@ static inline support_config support_make_config(const char *const *pairs)
 
 #define SUPPORT_CONFIG(...)                                                                        \
     support_make_config((const char *const[]){ "", "", ##__VA_ARGS__, NULL })
+
+/* ---- orders --------------------------------------------------------------------------------- */
+
+/* The n ids of an epoch are a permutation, and look like a random one: of 103 such has one fixed
+ * point and one successor in the mean. */
+static inline void support_check_shuffled(const int64_t *ids, int n, int epoch)
+{
+    int fixed = 0, follows = 0;
+    char *seen = calloc((size_t)n, 1);
+    for (int i = 0; seen && i < n; i++) {
+        bool known = ids[i] >= 0 && ids[i] < n;
+        CHECK(known && !seen[ids[i]], "epoch %d: %d", epoch, (int)ids[i]);
+        if (known)
+            seen[ids[i]] = 1;
+        fixed += ids[i] == i;
+        follows += i > 0 && ids[i] == ids[i - 1] + 1;
+    }
+    CHECK(seen && fixed < 8 && follows < 8, "epoch %d: %d in place, %d in a row", epoch, fixed,
+          follows);
+    free(seen);
+}
 
 /* ---- files ---------------------------------------------------------------------------------- */
 

@@ -23,43 +23,24 @@ static world_options options(int kind)
     return o;
 }
 
-typedef struct outcome {
-    uint64_t hash;
-    double loss, aux_loss, norm;
-} outcome;
-
-static bool same(const outcome *a, const outcome *b)
-{
-    return a->hash == b->hash && a->loss == b->loss && a->aux_loss == b->aux_loss &&
-           a->norm == b->norm;
-}
-
 /* Steps with an evaluation in between: it must leave nothing behind. */
-static outcome train(const world_options *o)
+static world_outcome train(const world_options *o)
 {
-    outcome r = { 0 };
+    world_outcome sum = { 0 };
     world w;
     world_open(o, &w);
     for (int i = 1; i <= 3; i++) {
         step_batch *b = world_batch((uint64_t)i, MICRO - i % 2, 24 - i % 2 * 5, 3, WORLD_VOCAB);
-        engine_step_params p = { i, 2e-3, w.p->request.max_grad_norm };
-        engine_result res = { 0 };
-        if (engine_step(w.e, b, &p, &res) < 0)
-            world_fail("engine_step");
-        CHECK(res.updated && res.aux_loss_sum > 0, "step %d: auxiliary loss %g", i,
-              res.aux_loss_sum);
-        r.loss += res.loss_sum;
-        r.aux_loss += res.aux_loss_sum;
-        r.norm += res.grad_norm;
+        engine_result r = world_step(&w, b, i, 2e-3);
+        CHECK(r.updated && r.aux_loss_sum > 0, "step %d: auxiliary loss %g", i, r.aux_loss_sum);
+        world_add(&sum, &r);
         if (i == 2)
-            r.loss += world_loss(&w, b);
+            sum.loss += world_loss(&w, b);
         world_batch_free(b);
     }
-    if (engine_drain(w.e) < 0)
-        world_fail("engine_drain");
-    r.hash = store_hash(w.s);
+    world_hash(&w, &sum);
     world_close(&w);
-    return r;
+    return sum;
 }
 
 /* Against a serial run in one group that keeps everything. */
@@ -70,18 +51,16 @@ static void no_way_to_run_changes_a_bit(void)
             world_options o = options(kind);
             o.request.compute = dtype;
             o.serial = true;
-            outcome want = train(&o);
+            world_outcome want = train(&o);
             for (int mode = 0; mode < 9; mode++) {
                 o.serial = mode == 0;
                 o.request.policy = mode % TPL_POLICIES;
                 o.request.groups = 1 << mode / 3;
                 o.request.segment_bytes = mode % 2; /* 1: cut as finely as may be */
                 o.chaos = (uint64_t)mode;
-                outcome got = train(&o);
-                CHECK(same(&got, &want),
-                      "%s %s mode %d: loss %.17g and %.17g norm %.17g, not %.17g, %.17g and %.17g",
-                      models[kind].manifest, mt_dtype_name(dtype), mode, got.loss, got.aux_loss,
-                      got.norm, want.loss, want.aux_loss, want.norm);
+                world_outcome got = train(&o);
+                CHECK(world_same(&got, &want), "%s %s mode %d: %s", models[kind].manifest,
+                      mt_dtype_name(dtype), mode, world_compare(&got, &want));
             }
         }
 }

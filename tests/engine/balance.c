@@ -48,10 +48,9 @@ static void set(const world *w, const model_param *p, int64_t i, float x)
 static engine_result step(world *w, int i, double lr, int32_t vocab)
 {
     step_batch *b = world_batch((uint64_t)i, 3 + i % 2, 24 - i % 2 * 5, 3, vocab);
-    engine_step_params p = { i, lr, w->p->request.max_grad_norm };
-    engine_result r = { 0 };
-    if (engine_step(w->e, b, &p, &r) < 0 || engine_drain(w->e) < 0)
-        world_fail("engine_step");
+    engine_result r = world_step(w, b, i, lr);
+    if (engine_drain(w->e) < 0)
+        world_fail("engine_drain");
     world_batch_free(b);
     return r;
 }

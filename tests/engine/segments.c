@@ -26,52 +26,35 @@ static world_options options(int kind)
     return o;
 }
 
-typedef struct outcome {
-    uint64_t hash;
-    double loss, aux_loss, norm;
-    int32_t segments; /* most of a unit */
-} outcome;
-
 /* A few steps of 3 or 4 micro-batches, the second one of so many words, with an evaluation in
- * between. */
-static outcome train(const world_options *o, int32_t words)
+ * between; ret_segments: the most of a unit. */
+static world_outcome train(const world_options *o, int32_t words, int32_t *ret_segments)
 {
-    outcome r = { 0 };
+    world_outcome sum = { 0 };
     world w;
     world_open(o, &w);
+    *ret_segments = 0;
     for (int32_t u = 0; u < w.m->n_units; u++)
-        if (w.p->tpl[u]->n_segments > r.segments)
-            r.segments = w.p->tpl[u]->n_segments;
+        if (w.p->tpl[u]->n_segments > *ret_segments)
+            *ret_segments = w.p->tpl[u]->n_segments;
     for (int i = 1; i <= STEPS; i++) {
         step_batch *b =
             world_batch((uint64_t)i, 3 + i % 2, 24 - i % 2 * 5, 3, i == 2 ? words : WORLD_VOCAB);
-        engine_step_params p = { i, 2e-3, w.p->request.max_grad_norm };
-        engine_result res = { 0 };
-        if (engine_step(w.e, b, &p, &res) < 0)
-            world_fail("engine_step");
-        CHECK(res.updated && isfinite(res.loss_sum), "step %d", i);
-        r.loss += res.loss_sum;
-        r.aux_loss += res.aux_loss_sum;
-        r.norm += res.grad_norm;
+        engine_result r = world_step(&w, b, i, 2e-3);
+        CHECK(r.updated && isfinite(r.loss_sum), "step %d", i);
+        world_add(&sum, &r);
         if (i == 2)
-            r.loss += world_loss(&w, b);
+            sum.loss += world_loss(&w, b);
         world_batch_free(b);
     }
-    if (engine_drain(w.e) < 0)
-        world_fail("engine_drain");
+    world_hash(&w, &sum);
     int64_t bytes[PLAN_TIERS];
     engine_bytes(w.e, bytes);
     for (int t = 0; t < PLAN_TIERS; t++)
         CHECK(bytes[t] == w.p->tier_bytes[t], "tier %d: %lld, planned %lld", t, (long long)bytes[t],
               (long long)w.p->tier_bytes[t]);
-    r.hash = store_hash(w.s);
     world_close(&w);
-    return r;
-}
-
-static bool same(double a, double b)
-{
-    return a == b || (isnan(a) && isnan(b));
+    return sum;
 }
 
 /* Mode: a way to train. Every policy, dtype, clipping, number of groups and place of gradients
@@ -98,8 +81,9 @@ static void segmented_equals_whole(void)
         for (int mode = 0; mode < MODES; mode++) {
             world_options o = in_mode(kind, mode);
             o.serial = mode % 3 == 0;
-            outcome want = train(&o, WORLD_VOCAB);
-            CHECK(want.segments == 1);
+            int32_t segments;
+            world_outcome want = train(&o, WORLD_VOCAB, &segments);
+            CHECK(segments == 1);
             CHECK((want.aux_loss > 0) == models[kind].balances, "%s: auxiliary loss %g",
                   models[kind].manifest, want.aux_loss);
             /* One part at a time, and several, of which the last segment has fewer. */
@@ -108,16 +92,11 @@ static void segmented_equals_whole(void)
                 cut.request.segment_bytes = size ? 24 << 10 : 1;
                 cut.serial = size;
                 cut.chaos = size ? 0 : (uint64_t)mode + 1;
-                outcome got = train(&cut, WORLD_VOCAB);
-                CHECK(size ? got.segments > 1 : got.segments == 1 + models[kind].parts,
-                      "%s mode %d: %d segments", models[kind].manifest, mode, got.segments);
-                CHECK(got.loss == want.loss && got.aux_loss == want.aux_loss &&
-                          same(got.norm, want.norm),
-                      "%s mode %d size %d: loss %.17g %.17g and %.17g %.17g norm %.17g %.17g",
-                      models[kind].manifest, mode, size, got.loss, want.loss, got.aux_loss,
-                      want.aux_loss, got.norm, want.norm);
-                CHECK(got.hash == want.hash, "%s mode %d size %d", models[kind].manifest, mode,
-                      size);
+                world_outcome got = train(&cut, WORLD_VOCAB, &segments);
+                CHECK(size ? segments > 1 : segments == 1 + models[kind].parts,
+                      "%s mode %d: %d segments", models[kind].manifest, mode, segments);
+                CHECK(world_same(&got, &want), "%s mode %d size %d: %s", models[kind].manifest,
+                      mode, size, world_compare(&got, &want));
             }
         }
 }
@@ -188,13 +167,14 @@ static void zeros_need_not_cross(void)
             o.request.gradient_dtype = mode & 2 ? MT_BF16 : MT_F32;
             o.request.groups = way[mode >> 2].groups;
             o.request.gradients = way[mode >> 2].crosses;
-            outcome want = train(&o, 1);
+            int32_t segments;
+            world_outcome want = train(&o, 1, &segments);
             o.request.gradients = way[mode >> 2].other;
             o.request.segment_bytes = 1;
             o.chaos = (uint64_t)mode + 1;
-            outcome got = train(&o, 1);
-            CHECK(got.hash == want.hash && got.loss == want.loss && same(got.norm, want.norm),
-                  "%s mode %d", models[kind].manifest, mode);
+            world_outcome got = train(&o, 1, &segments);
+            CHECK(world_same(&got, &want), "%s mode %d: %s", models[kind].manifest, mode,
+                  world_compare(&got, &want));
         }
 }
 
@@ -202,12 +182,9 @@ static void zeros_need_not_cross(void)
 static engine_result moves(const world_options *o, int32_t vocab)
 {
     world w;
-    engine_result r;
     world_open(o, &w);
     step_batch *b = world_batch(1, 4, 24, 3, vocab);
-    engine_step_params p = { 1, 1e-3, w.p->request.max_grad_norm };
-    if (engine_step(w.e, b, &p, &r) < 0)
-        world_fail("engine_step");
+    engine_result r = world_step(&w, b, 1, 1e-3);
     world_batch_free(b);
     world_close(&w);
     return r;

@@ -21,9 +21,7 @@ static world_options training(mt_dtype compute)
 
 static void step(world *w, const step_batch *b, int64_t i, engine_result *ret)
 {
-    engine_step_params p = { i, 2e-3, w->p->request.max_grad_norm };
-    if (engine_step(w->e, b, &p, ret) < 0)
-        world_fail("engine_step");
+    *ret = world_step(w, b, i, 2e-3);
 }
 
 static uint64_t hash_after(const world_options *o, int n)

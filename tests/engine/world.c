@@ -431,6 +431,50 @@ void world_batch_free(step_batch *b)
     free(b);
 }
 
+engine_result world_step(world *w, const step_batch *b, int64_t i, double lr)
+{
+    engine_step_params p = { i, lr, w->p->request.max_grad_norm };
+    engine_result r = { 0 };
+    if (engine_step(w->e, b, &p, &r) < 0)
+        world_fail("engine_step");
+    return r;
+}
+
+void world_add(world_outcome *sum, const engine_result *r)
+{
+    sum->loss += r->loss_sum;
+    sum->aux_loss += r->aux_loss_sum;
+    sum->norm += r->grad_norm;
+}
+
+void world_hash(world *w, world_outcome *ret)
+{
+    if (engine_drain(w->e) < 0)
+        world_fail("engine_drain");
+    ret->hash = store_hash(w->s);
+}
+
+static bool same(double a, double b)
+{
+    return a == b || (isnan(a) && isnan(b));
+}
+
+bool world_same(const world_outcome *a, const world_outcome *b)
+{
+    return a->hash == b->hash && same(a->loss, b->loss) && same(a->aux_loss, b->aux_loss) &&
+           same(a->norm, b->norm);
+}
+
+const char *world_compare(const world_outcome *got, const world_outcome *want)
+{
+    static char text[512];
+    snprintf(text, sizeof text,
+             "loss %.17g, auxiliary %.17g, norm %.17g, hash %llx; not %.17g, %.17g, %.17g, %llx",
+             got->loss, got->aux_loss, got->norm, (unsigned long long)got->hash, want->loss,
+             want->aux_loss, want->norm, (unsigned long long)want->hash);
+    return text;
+}
+
 double world_loss(world *w, const step_batch *b)
 {
     double loss;

@@ -56,6 +56,23 @@ step_batch *world_batch(uint64_t seed, int64_t n, int64_t tokens, int64_t docume
 step_batch *world_recut(const step_batch *b, const int64_t *documents, int64_t n);
 void world_batch_free(step_batch *b);
 
+/* Takes step i, or ends the program. */
+engine_result world_step(world *w, const step_batch *b, int64_t i, double lr);
+
+/* What some steps came to: sums of their figures, and a hash of masters and states at the end. */
+typedef struct world_outcome {
+    uint64_t hash;
+    double loss, aux_loss, norm;
+} world_outcome;
+
+void world_add(world_outcome *sum, const engine_result *r);
+/* Waits for the last update, and takes the hash. */
+void world_hash(world *w, world_outcome *ret);
+/* Equal to the bit? NaN is NaN. */
+bool world_same(const world_outcome *a, const world_outcome *b);
+/* Both in words. */
+const char *world_compare(const world_outcome *got, const world_outcome *want);
+
 double world_loss(world *w, const step_batch *b); /* engine_eval */
 /* Gradients of all parameters, one after the other. */
 float *world_gradients(world *w, const step_batch *b, double *ret_loss);
