@@ -7,6 +7,7 @@
 #include "../base/status.h"
 #include "../train/human.h"
 #include "../train/loop.h"
+#include "../train/signals.h"
 #include "cli.h"
 
 #include <math.h>

@@ -1,82 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The training loop: batches, learning rate, steps, metrics, evaluation, checkpoints, signals.
+ * The training loop: batches, learning rate, steps, metrics, evaluation, checkpoints. loop_begin.c
+ * has how a run starts or goes on, signals.c what stops it.
  *
  * Everything that a step writes or decides is a function of the state that a checkpoint holds and
  * of the manifest, so that a resumed run goes on as if it had never stopped.
  */
-#include "loop.h"
+#include "loop_internal.h"
 
 #include "../base/log.h"
 #include "../base/machine.h"
 #include "../base/status.h"
-#include "checkpoint.h"
 #include "export.h"
 #include "files.h"
 #include "human.h"
-#include "metrics.h"
-#include "schedule.h"
+#include "signals.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
-#include <unistd.h>
-
-/* ---- signals --------------------------------------------------------------------------------- */
-
-enum { EXIT_RESUMABLE = 75 };
-
-static volatile sig_atomic_t stop_requested;
-
-static void on_signal(int number)
-{
-    (void)number;
-    if (stop_requested)
-        _exit(EXIT_RESUMABLE);
-    stop_requested = 1;
-}
-
-void train_catch_signals(void)
-{
-    struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    /* A closed terminal stops a run as gently, unless nohup asked otherwise. */
-    struct sigaction hangup;
-    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
-        sigaction(SIGHUP, &action, NULL);
-    /* Whoever read the messages may go away; the run goes on. */
-    signal(SIGPIPE, SIG_IGN);
-}
-
-bool train_stop_requested(void)
-{
-    return stop_requested != 0;
-}
 
 /* ---- the run --------------------------------------------------------------------------------- */
 
-typedef struct loop {
-    session *s;
-    run_manifest *run;
-    run_folder folder;
-    const mt_weights *format;
-    schedule schedule;
-    checkpoint_state state;
-    metrics *metrics;
-    int64_t saved_step;         /* of the newest checkpoint; -1: none */
-    char good[RUN_FOLDER_PATH]; /* the newest checkpoint not made amid skipped steps */
-    double packed,
-        room;         /* tokens of the steps done here, and what their micro-batches could hold */
-    bool data_failed; /* what failed is the data or an evaluation: weights and states are good */
-    double ended;     /* when the step before ended */
-    double step_time; /* moving average, seconds; 0 before the second step */
-} loop;
-
-static double now(void)
+double loop_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -113,7 +59,7 @@ static bool log_is_due(const loop *l, int64_t step)
     return every(step, l->run->logging_steps) || step == 1 || is_last(l, step);
 }
 
-static bool eval_is_due(const loop *l, int64_t step)
+bool loop_eval_is_due(const loop *l, int64_t step)
 {
     return l->s->validation_documents > 0 && (every(step, l->run->eval_steps) || is_last(l, step));
 }
@@ -153,15 +99,15 @@ mt_status train_evaluate(session *s, const run_manifest *run, double *ret_loss,
     return MT_OK;
 }
 
-static mt_status evaluate(loop *l)
+mt_status loop_evaluate(loop *l)
 {
     metrics_eval e = { .step = l->state.step };
-    double began = now();
+    double began = loop_now();
     mt_status st = train_evaluate(l->s, l->run, &e.loss, &e.targets, train_stop_requested);
     if (st != MT_OK)
         return st;
-    e.seconds = now() - began;
-    l->ended = now(); /* a step's time does not count the evaluation before it */
+    e.seconds = loop_now() - began;
+    l->ended = loop_now(); /* a step's time does not count the evaluation before it */
     checkpoint_state *state = &l->state;
     bool best = e.loss < state->best_validation_loss;
     state->validation_loss = e.loss;
@@ -202,7 +148,7 @@ static mt_status save(loop *l)
                                          .weights_only = l->run->weights_only,
                                          .weights_dtype = MT_F32,
                                          .model_type = l->s->source.model_type };
-    double began = now();
+    double began = loop_now();
     mt_status st = engine_drain(l->s->engine);
     if (st == MT_OK)
         st = checkpoint_save(l->s->store, &l->state, &options, l->format, write_config, l);
@@ -213,132 +159,11 @@ static mt_status save(loop *l)
     if (st != MT_OK)
         return st;
     log_write(MT_LOG_INFO, "step %lld: saved %s in %s", (long long)l->state.step, l->folder.resume,
-              human_seconds(now() - began).s);
+              human_seconds(loop_now() - began).s);
     if (l->state.skipped_in_a_row == 0)
         strcpy(l->good, l->folder.resume);
-    l->ended = now();
+    l->ended = loop_now();
     return MT_OK;
-}
-
-/* Does the run go on with the data, and in the folder, that the checkpoint belongs to? */
-static mt_status check_resumed(const loop *l)
-{
-    const run_manifest *run = l->run;
-    const session *s = l->s;
-    const mt_config *c = config_section(run->config, "");
-    if (l->state.seed != (uint64_t)run->seed)
-        return c->reject(c, "seed",
-                         "is %lld, but %s was begun with %llu, so the data would come in "
-                         "another order; set seed: %llu, or start anew in another output_dir",
-                         (long long)run->seed, l->folder.resume, (unsigned long long)l->state.seed,
-                         (unsigned long long)l->state.seed);
-    if (l->state.epoch_documents != s->epoch_documents ||
-        l->state.epoch_tokens != s->epoch_tokens) {
-        c = config_section(run->config, "data");
-        return c->reject(c, "files",
-                         "and the other keys of the section give an epoch of %lld tokens in %lld "
-                         "pieces, but %s was trained on %lld in %lld; go on with the same data, "
-                         "or start anew from these weights (model: %s) in another output_dir",
-                         (long long)s->epoch_tokens, (long long)s->epoch_documents,
-                         l->folder.resume, (long long)l->state.epoch_tokens,
-                         (long long)l->state.epoch_documents, l->folder.resume);
-    }
-    if (l->state.fingerprint && s->fingerprint && l->state.fingerprint != s->fingerprint) {
-        c = config_section(run->config, "data");
-        return c->reject(
-            c, "files",
-            "hold other text than %s was trained on (its size is the same); go on with "
-            "the same data, or start anew from these weights (model: %s) in another "
-            "output_dir",
-            l->folder.resume, l->folder.resume);
-    }
-    /* Later steps of this folder would be mixed with those of this run, and be resumed next. */
-    char newest[RUN_FOLDER_PATH];
-    mt_status st = checkpoint_latest(l->folder.checkpoints, newest, sizeof newest);
-    if (st == MT_ERR_NOT_FOUND)
-        return MT_OK;
-    const char *dash = st == MT_OK ? strrchr(newest, '-') : NULL;
-    if (dash && strtoll(dash + 1, NULL, 10) > l->state.step) {
-        c = config_section(run->config, "checkpoint");
-        return c->reject(c, "resume_from_checkpoint",
-                         "goes back to step %lld (%s), but %s holds %s; go on from that one with "
-                         "auto, name another output_dir, or remove what is later",
-                         (long long)l->state.step, l->folder.resume, run->output_dir, newest);
-    }
-    return st;
-}
-
-/* Tells of the checkpoint before the one that cannot be read, whose text is the present one. */
-static mt_status cannot_resume(const loop *l, mt_status st)
-{
-    char text[2048], older[RUN_FOLDER_PATH];
-    snprintf(text, sizeof text, "%s", status_text());
-    if (checkpoint_older(l->folder.resume, older, sizeof older) != MT_OK)
-        return status_set(st, "cannot resume: %s", text);
-    return status_set(st,
-                      "cannot resume: %s; the one before it is %s: remove %s to go on from there",
-                      text, older, l->folder.resume);
-}
-
-/* Weights, states and position of a new or of a resumed run. */
-static mt_status begin(loop *l)
-{
-    const run_manifest *run = l->run;
-    bool has_eval = false;
-    mt_status st = MT_OK;
-    if (l->folder.resume[0]) {
-        startup_mark(&l->s->startup);
-        st = checkpoint_load(l->s->store, l->folder.resume, l->format, &l->state);
-        startup_end(&l->s->startup, STARTUP_WEIGHTS,
-                    l->s->store->weight_bytes + l->s->store->state_bytes);
-        if (st != MT_OK)
-            return cannot_resume(l, st);
-        if ((st = check_resumed(l)) != MT_OK)
-            return st;
-        st = data_seek(l->s->train, l->state.data);
-        if (st != MT_OK)
-            return status_prefix(st, "cannot resume from %s", l->folder.resume);
-        l->saved_step = l->state.step;
-        if (l->state.skipped_in_a_row == 0)
-            strcpy(l->good, l->folder.resume);
-        log_write(MT_LOG_INFO, "resuming from %s: step %lld of %lld done%s", l->folder.resume,
-                  (long long)l->state.step, (long long)l->schedule.total,
-                  l->state.step >= l->schedule.total ? "; nothing is left to do" : "");
-    } else {
-        l->state = (checkpoint_state){ .seed = (uint64_t)run->seed,
-                                       .epoch_documents = l->s->epoch_documents,
-                                       .epoch_tokens = l->s->epoch_tokens,
-                                       .fingerprint = l->s->fingerprint,
-                                       .best_validation_loss = INFINITY,
-                                       .loss = NAN,
-                                       .validation_loss = NAN };
-        if (run->from_scratch) {
-            session_load_weights(l->s, "", (uint64_t)run->seed);
-            log_write(MT_LOG_INFO, "new run: random weights, seed %lld", (long long)run->seed);
-        } else {
-            if (!l->s->source.weights) {
-                const mt_config *c = config_section(run->config, "");
-                return c->reject(c, "init",
-                                 "is pretrained, but %s has no weights; set init: random, or name "
-                                 "a model folder that has them",
-                                 run->model);
-            }
-            st = session_load_weights(l->s, l->s->source.weights, 0);
-            if (st != MT_OK)
-                return st;
-            log_write(MT_LOG_INFO, "new run: weights of %s", l->s->source.weights);
-        }
-    }
-
-    const metrics_resume resume = { l->state.step, eval_is_due(l, l->state.step) };
-    st = metrics_cut(l->metrics, l->folder.resume[0] ? &resume : NULL, &has_eval);
-    if (st == MT_OK)
-        st = run_folder_write_manifest(run);
-    l->ended = now();
-    /* A signal may have come between the step and its evaluation. */
-    if (st == MT_OK && l->state.step > 0 && resume.eval_is_due && !has_eval)
-        st = evaluate(l);
-    return st;
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
@@ -404,9 +229,9 @@ static mt_status handle_bad_numbers(loop *l, const metrics_step *m)
 static mt_status do_step(loop *l)
 {
     const step_batch *batch = NULL;
-    double began = now();
+    double began = loop_now();
     mt_status st = data_next(l->s->train, &batch);
-    double waited = now() - began;
+    double waited = loop_now() - began;
     l->data_failed = st != MT_OK;
     if (st != MT_OK)
         return st == MT_END ? status_set(MT_ERR_INTERNAL, "the training stream ended") : st;
@@ -452,7 +277,7 @@ static mt_status do_step(loop *l)
     memcpy(m.wait, r.wait_seconds, sizeof m.wait);
     m.wait[ENGINE_WAIT_DATA] += waited;
     engine_bytes(l->s->engine, m.bytes);
-    double ended = now();
+    double ended = loop_now();
     m.seconds = ended - l->ended;
     l->ended = ended;
 
@@ -480,7 +305,7 @@ static mt_status next_step(loop *l)
 
 static mt_status stop_if_asked(void)
 {
-    return stop_requested ? status_set(MT_ERR_STOPPED, "stopped by a signal") : MT_OK;
+    return train_stop_requested() ? status_set(MT_ERR_STOPPED, "stopped by a signal") : MT_OK;
 }
 
 static bool out_of_patience(const loop *l)
@@ -496,8 +321,8 @@ static mt_status steps(loop *l)
         st = next_step(l);
         if (st == MT_OK)
             st = stop_if_asked();
-        if (st == MT_OK && eval_is_due(l, l->state.step)) {
-            st = evaluate(l);
+        if (st == MT_OK && loop_eval_is_due(l, l->state.step)) {
+            st = loop_evaluate(l);
             l->data_failed = st != MT_OK && st != MT_ERR_NUMERIC;
         }
         bool best = l->run->save_best && l->state.best_step == l->state.step;
@@ -627,7 +452,7 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
     if (st == MT_OK)
         st = session_start(s, options);
     if (st == MT_OK)
-        st = begin(&l);
+        st = loop_begin(&l);
     int64_t first = l.state.step;
     if (st == MT_OK)
         st = steps(&l);

@@ -29,9 +29,4 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
 mt_status train_evaluate(session *s, const run_manifest *run, double *ret_loss,
                          int64_t *ret_targets, bool (*stop)(void));
 
-/* Catches SIGINT, SIGTERM and SIGHUP: the first asks the run to stop after its step, a second ends
- * the process at once with status 75. A closed pipe becomes an error of the writing call. [main] */
-void train_catch_signals(void);
-bool train_stop_requested(void);
-
 #endif

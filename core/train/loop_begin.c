@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How a run begins: anew, or where its newest checkpoint is.
+ */
+#include "loop_internal.h"
+
+#include "../base/log.h"
+#include "../base/status.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Does the run go on with the data, and in the folder, that the checkpoint belongs to? */
+static mt_status check_resumed(const loop *l)
+{
+    const run_manifest *run = l->run;
+    const session *s = l->s;
+    const mt_config *c = config_section(run->config, "");
+    if (l->state.seed != (uint64_t)run->seed)
+        return c->reject(c, "seed",
+                         "is %lld, but %s was begun with %llu, so the data would come in "
+                         "another order; set seed: %llu, or start anew in another output_dir",
+                         (long long)run->seed, l->folder.resume, (unsigned long long)l->state.seed,
+                         (unsigned long long)l->state.seed);
+    if (l->state.epoch_documents != s->epoch_documents ||
+        l->state.epoch_tokens != s->epoch_tokens) {
+        c = config_section(run->config, "data");
+        return c->reject(c, "files",
+                         "and the other keys of the section give an epoch of %lld tokens in %lld "
+                         "pieces, but %s was trained on %lld in %lld; go on with the same data, "
+                         "or start anew from these weights (model: %s) in another output_dir",
+                         (long long)s->epoch_tokens, (long long)s->epoch_documents,
+                         l->folder.resume, (long long)l->state.epoch_tokens,
+                         (long long)l->state.epoch_documents, l->folder.resume);
+    }
+    if (l->state.fingerprint && s->fingerprint && l->state.fingerprint != s->fingerprint) {
+        c = config_section(run->config, "data");
+        return c->reject(
+            c, "files",
+            "hold other text than %s was trained on (its size is the same); go on with "
+            "the same data, or start anew from these weights (model: %s) in another "
+            "output_dir",
+            l->folder.resume, l->folder.resume);
+    }
+    /* Later steps of this folder would be mixed with those of this run, and be resumed next. */
+    char newest[RUN_FOLDER_PATH];
+    mt_status st = checkpoint_latest(l->folder.checkpoints, newest, sizeof newest);
+    if (st == MT_ERR_NOT_FOUND)
+        return MT_OK;
+    const char *dash = st == MT_OK ? strrchr(newest, '-') : NULL;
+    if (dash && strtoll(dash + 1, NULL, 10) > l->state.step) {
+        c = config_section(run->config, "checkpoint");
+        return c->reject(c, "resume_from_checkpoint",
+                         "goes back to step %lld (%s), but %s holds %s; go on from that one with "
+                         "auto, name another output_dir, or remove what is later",
+                         (long long)l->state.step, l->folder.resume, run->output_dir, newest);
+    }
+    return st;
+}
+
+/* Tells of the checkpoint before the one that cannot be read, whose text is the present one. */
+static mt_status cannot_resume(const loop *l, mt_status st)
+{
+    char text[2048], older[RUN_FOLDER_PATH];
+    snprintf(text, sizeof text, "%s", status_text());
+    if (checkpoint_older(l->folder.resume, older, sizeof older) != MT_OK)
+        return status_set(st, "cannot resume: %s", text);
+    return status_set(st,
+                      "cannot resume: %s; the one before it is %s: remove %s to go on from there",
+                      text, older, l->folder.resume);
+}
+
+/* Weights, states and position of the checkpoint. */
+static mt_status resume(loop *l)
+{
+    startup *start = &l->s->startup;
+    startup_mark(start);
+    mt_status st = checkpoint_load(l->s->store, l->folder.resume, l->format, &l->state);
+    startup_end(start, STARTUP_WEIGHTS, l->s->store->weight_bytes + l->s->store->state_bytes);
+    if (st != MT_OK)
+        return cannot_resume(l, st);
+    if ((st = check_resumed(l)) != MT_OK)
+        return st;
+    st = data_seek(l->s->train, l->state.data);
+    if (st != MT_OK)
+        return status_prefix(st, "cannot resume from %s", l->folder.resume);
+    l->saved_step = l->state.step;
+    if (l->state.skipped_in_a_row == 0)
+        strcpy(l->good, l->folder.resume);
+    log_write(MT_LOG_INFO, "resuming from %s: step %lld of %lld done%s", l->folder.resume,
+              (long long)l->state.step, (long long)l->schedule.total,
+              l->state.step >= l->schedule.total ? "; nothing is left to do" : "");
+    return MT_OK;
+}
+
+/* Weights drawn, or those of the model's folder. */
+static mt_status start_new(loop *l)
+{
+    const run_manifest *run = l->run;
+    const char *weights = l->s->source.weights;
+    l->state = (checkpoint_state){ .seed = (uint64_t)run->seed,
+                                   .epoch_documents = l->s->epoch_documents,
+                                   .epoch_tokens = l->s->epoch_tokens,
+                                   .fingerprint = l->s->fingerprint,
+                                   .best_validation_loss = INFINITY,
+                                   .loss = NAN,
+                                   .validation_loss = NAN };
+    if (run->from_scratch) {
+        log_write(MT_LOG_INFO, "new run: random weights, seed %lld", (long long)run->seed);
+        return session_load_weights(l->s, "", (uint64_t)run->seed);
+    }
+    if (!weights) {
+        const mt_config *c = config_section(run->config, "");
+        return c->reject(c, "init",
+                         "is pretrained, but %s has no weights; set init: random, or name a model "
+                         "folder that has them",
+                         run->model);
+    }
+    mt_status st = session_load_weights(l->s, weights, 0);
+    if (st == MT_OK)
+        log_write(MT_LOG_INFO, "new run: weights of %s", weights);
+    return st;
+}
+
+mt_status loop_begin(loop *l)
+{
+    bool resumed = l->folder.resume[0], has_eval = false;
+    mt_status st = resumed ? resume(l) : start_new(l);
+    if (st != MT_OK)
+        return st;
+    const metrics_resume from = { l->state.step, loop_eval_is_due(l, l->state.step) };
+    st = metrics_cut(l->metrics, resumed ? &from : NULL, &has_eval);
+    if (st == MT_OK)
+        st = run_folder_write_manifest(l->run);
+    l->ended = loop_now();
+    /* A signal may have come between the step and its evaluation. */
+    if (st == MT_OK && l->state.step > 0 && from.eval_is_due && !has_eval)
+        st = loop_evaluate(l);
+    return st;
+}

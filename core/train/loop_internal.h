@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A training run on its way: what loop.c and loop_begin.c share.
+ */
+#ifndef MT_CORE_LOOP_INTERNAL_H
+#define MT_CORE_LOOP_INTERNAL_H
+
+#include "checkpoint.h"
+#include "loop.h"
+#include "metrics.h"
+#include "schedule.h"
+
+typedef struct loop {
+    session *s;
+    run_manifest *run;
+    run_folder folder;
+    const mt_weights *format;
+    schedule schedule;
+    checkpoint_state state;
+    metrics *metrics;
+    int64_t saved_step;         /* of the newest checkpoint; -1: none */
+    char good[RUN_FOLDER_PATH]; /* the newest checkpoint not made amid skipped steps */
+    double packed,
+        room;         /* tokens of the steps done here, and what their micro-batches could hold */
+    bool data_failed; /* what failed is the data or an evaluation: weights and states are good */
+    double ended;     /* when the step before ended */
+    double step_time; /* moving average, seconds; 0 before the second step */
+} loop;
+
+double loop_now(void); /* seconds of the monotonic clock */
+bool loop_eval_is_due(const loop *l, int64_t step);
+/* Evaluates now, writes it down, and remembers the best. */
+mt_status loop_evaluate(loop *l);
+
+/* Weights, states and position of a new or of a resumed run. */
+mt_status loop_begin(loop *l);
+
+#endif
