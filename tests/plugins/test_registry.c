@@ -97,6 +97,16 @@ static void refuse(const char *module, const char *expected)
     refuse_path(place(module, module), expected);
 }
 
+/* A module under another name, or with another manifest. */
+static void refuse_copy(const char *sub, const char *module, const char *name, const char *kind,
+                        const char *abi, const char *provides, const char *expected)
+{
+    make_folder(sub);
+    copy_module(module, sub, name);
+    write_manifest(sub, name, kind, abi, provides);
+    refuse_path(path_in(sub, name, ".so"), expected);
+}
+
 static void test_wrong_descriptors(void)
 {
     char text[256];
@@ -134,35 +144,21 @@ static void test_wrong_tables(void)
            ": table of megatrain.optim/1: member 'state_specs' is NULL, expected a value");
     refuse("bad_granularity", ": granularity is 7, expected 0 to 2");
 
-    make_folder("kind"); /* an optimizer whose manifest says that it is an architecture */
-    copy_module("sample", "kind", "sample");
-    write_manifest("kind", "sample", "arch", "1.0", "x");
-    refuse_path(path_in("kind", "sample", ".so"),
+    /* an optimizer whose manifest says that it is an architecture */
+    refuse_copy("kind", "sample", "sample", "arch", "1.0", "x",
                 ": has no interface of its kind 'arch'; expected megatrain.arch/1");
-    make_folder("more");
-    copy_module("sample-arch", "more", "sample-arch");
-    write_manifest("more", "sample-arch", "arch", "1.0", "sample, sample_text, other");
-    refuse_path(path_in("more", "sample-arch", ".so"),
+    refuse_copy("more", "sample-arch", "sample-arch", "arch", "1.0", "sample, sample_text, other",
                 ": its manifest provides 'other', which is not among its 2 model types");
-    make_folder("less");
-    copy_module("sample-arch", "less", "sample-arch");
-    write_manifest("less", "sample-arch", "arch", "1.0", "sample");
-    refuse_path(path_in("less", "sample-arch", ".so"),
+    refuse_copy("less", "sample-arch", "sample-arch", "arch", "1.0", "sample",
                 ": model type 'sample_text' is missing in 'provides' of its manifest");
 }
 
 static void test_wrong_manifests(void)
 {
-    make_folder("clash");
-    copy_module("sample", "clash", "other");
-    write_manifest("clash", "other", "optim", "1.0", "sgd");
-    refuse_path(path_in("clash", "other", ".so"),
+    refuse_copy("clash", "sample", "other", "optim", "1.0", "sgd",
                 ": its name is 'sample', but its manifest says 'other'");
 
-    make_folder("abi");
-    copy_module("sample", "abi", "sample");
-    write_manifest("abi", "sample", "optim", "2.0", "sgd");
-    refuse_path(path_in("abi", "sample", ".so"),
+    refuse_copy("abi", "sample", "sample", "optim", "2.0", "sgd",
                 ": its manifest asks for ABI 2.0, expected major version 1");
 
     make_folder("texts");
