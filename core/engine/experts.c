@@ -10,10 +10,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const int32_t *offsets_of(const engine *e, int32_t unit, int64_t b)
+static int32_t *offsets_of(const engine *e, int32_t unit, int64_t b)
 {
     int64_t each = layout_offsets_bytes(e->m->units[unit].t);
-    return (const int32_t *)(const void *)(e->unit[unit].offsets + b * each);
+    return (int32_t *)(void *)(e->unit[unit].offsets + b * each);
 }
 
 void experts_tell(engine *e, int32_t unit, int64_t b, const tpl_binding *bind, mt_pass pass)
@@ -21,7 +21,7 @@ void experts_tell(engine *e, int32_t unit, int64_t b, const tpl_binding *bind, m
     const tpl *t = e->m->units[unit].t;
     if (t->experts == 0)
         return;
-    e->b->copy_out(e->dev, e->q_compute, (void *)offsets_of(e, unit, b),
+    e->b->copy_out(e->dev, e->q_compute, offsets_of(e, unit, b),
                    tpl_expert_offsets(e->p->tpl[unit], bind, pass), (t->experts + 1) * 4);
     enqueued(e, e->q_compute);
 }

@@ -188,7 +188,7 @@ static void land_whole(engine *e, const landing *l, int32_t slot, contribution c
         e->complete[e->n_complete++] = c;
     c.update = false; /* the whole of it, when it is complete */
     while (c.begin < c.end) {
-        bool idle;
+        bool idle = false;
         contribution part = first_part(e, l, slot, &c, expert, &idle);
         int64_t bytes = (part.end - part.begin) * size;
         if (idle) {
@@ -210,16 +210,16 @@ static void land_slices(engine *e, const landing *l, int32_t slot, contribution 
     work_kind kind = e->plane[c.param] ? WORK_ADD : WORK_UPDATE_SLAB;
     int64_t slice = work_on(e, &c, kind).slice;
     while (c.begin < c.end) {
-        bool idle;
-        contribution part = first_part(e, l, slot, &c, slice, &idle);
-        int64_t n = part.end - part.begin;
-        if (!idle && n > slice)
-            part.end = part.begin + (n = slice);
-        if (idle)
+        contribution part = c;
+        part.end = c.end - c.begin < slice ? c.end : c.begin + slice;
+        bool idle = is_idle(e, l, slot, part.begin, part.end);
+        if (idle) { /* and as many more as follow */
+            part = first_part(e, l, slot, &c, slice, &idle);
             hand_over(e, work_on(e, &part, kind));
-        else
-            copy_slice(e, work_on(e, &part, kind), src, n);
-        src += n * e->l.grad_size;
+        } else {
+            copy_slice(e, work_on(e, &part, kind), src, part.end - part.begin);
+        }
+        src += (part.end - part.begin) * e->l.grad_size;
         c.begin = part.end;
     }
 }
