@@ -47,7 +47,7 @@ typedef struct cli_command {
 } cli_command;
 
 extern const cli_command cli_train, cli_plan, cli_generate, cli_eval, cli_export, cli_inspect,
-    cli_bench, cli_tokenize, cli_plugins, cli_version;
+    cli_bench, cli_tokenize, cli_cache, cli_plugins, cli_version;
 
 /* An option that every command with plugins has. */
 #define CLI_PLUGIN_DIR(list)                                                                       \

@@ -8,10 +8,10 @@
 #include <signal.h>
 #include <stdio.h>
 
-static const cli_command *const commands[] = { &cli_train,  &cli_plan,     &cli_generate,
-                                               &cli_eval,   &cli_inspect,  &cli_export,
-                                               &cli_bench,  &cli_tokenize, &cli_plugins,
-                                               &cli_version };
+static const cli_command *const commands[] = { &cli_train,   &cli_plan,     &cli_generate,
+                                               &cli_eval,    &cli_inspect,  &cli_export,
+                                               &cli_bench,   &cli_tokenize, &cli_cache,
+                                               &cli_plugins, &cli_version };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void print_commands(FILE *f)

@@ -4,6 +4,7 @@
  */
 #include "folder.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <time.h>
@@ -95,6 +96,64 @@ int folder_scratch(const char *folder)
     if (fd >= 0)
         unlink(path);
     return fd;
+}
+
+/* ---- what is no longer used ------------------------------------------------------------------ */
+
+void folder_use(const char *folder, uint64_t key)
+{
+    char path[FOLDER_PATH];
+    if ((size_t)snprintf(path, sizeof path, "%s/%016llx.used", folder, (unsigned long long)key) >=
+        sizeof path)
+        return;
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return;
+    (void)futimens(fd, NULL);
+    close(fd);
+}
+
+enum { KEY_DIGITS = 16 };
+
+/* A file of the folder, "0123456789abcdef.SUFFIX"; locks are their holders' to remove. */
+static bool is_ours(const char *name)
+{
+    return strspn(name, "0123456789abcdef") == KEY_DIGITS && name[KEY_DIGITS] == '.' &&
+           strcmp(name + KEY_DIGITS, ".lock") != 0;
+}
+
+static bool is_older(int folder, const char *name, time_t than)
+{
+    struct stat st;
+    return fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) < 0 || st.st_mtim.tv_sec < than;
+}
+
+/* By its own time, and that of its last use. */
+static bool is_unused(int folder, const char *name, time_t since)
+{
+    char mark[KEY_DIGITS + sizeof ".used"];
+    snprintf(mark, sizeof mark, "%.*s.used", KEY_DIGITS, name);
+    return is_older(folder, name, since) && is_older(folder, mark, since);
+}
+
+void folder_prune(const char *folder)
+{
+    const time_t since = time(NULL) - (time_t)FOLDER_KEEP_DAYS * 24 * 60 * 60;
+    DIR *d = opendir(folder);
+    int64_t bytes = 0;
+    if (!d)
+        return;
+    for (struct dirent *e; (e = readdir(d));) {
+        struct stat st;
+        if (is_ours(e->d_name) && is_unused(dirfd(d), e->d_name, since) &&
+            fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+            unlinkat(dirfd(d), e->d_name, 0) == 0)
+            bytes += st.st_size;
+    }
+    closedir(d);
+    if (bytes > 0)
+        mt_log(MT_LOG_INFO, "data: removed %s of caches that were not used for %d days",
+               doc_bytes(bytes).s, FOLDER_KEEP_DAYS);
 }
 
 /* ---- what files hold ------------------------------------------------------------------------- */

@@ -26,6 +26,15 @@ void folder_unlock(const char *folder, uint64_t key, int lock);
 /* A file without a name for what is too large to be sure of memory for it; -1 with errno set. */
 int folder_scratch(const char *folder);
 
+/* Notes that the cache of `key` is used today. What cannot be noted, in a folder that may only be
+ * read, is not. */
+void folder_use(const char *folder, uint64_t key);
+
+/* Removes what has not been used for FOLDER_KEEP_DAYS: caches, notes about files, and what
+ * processes that were killed have left. Whoever has one open keeps it. [main] */
+enum { FOLDER_KEEP_DAYS = 90 };
+void folder_prune(const char *folder);
+
 /* Adds to `state` what tells whether a file is still the one that it was. */
 void folder_stamp(XXH3_state_t *state, const struct stat *st);
 /* Has the file been left alone for longer than the grain of its times? What was changed just now

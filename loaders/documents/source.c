@@ -113,8 +113,10 @@ static mt_status make_cache(const build_request *b, cache *ret)
     if (status)
         return status;
     status = cache_open(b->folder, b->key, ret);
-    if (status == MT_ERR_NOT_FOUND)
+    if (status == MT_ERR_NOT_FOUND) {
+        folder_prune(b->folder);
         status = build_cache(b, ret);
+    }
     folder_unlock(b->folder, b->key, lock);
     return status;
 }
@@ -135,6 +137,8 @@ static mt_status open_cache(const mt_data_request *r, const doc_options *o, cons
         const build_request build = { r->config, o, d, &e, folder, key, content };
         status = make_cache(&build, &s->cache);
     }
+    if (!status && folder)
+        folder_use(folder, key);
     encoder_finish(&e);
     return status;
 }

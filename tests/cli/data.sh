@@ -89,4 +89,47 @@ check 'the same weights as in one go' same_checkpoint "run/checkpoints/$last" "p
 sed -i 's/Say 3\./Say 4./' questions.jsonl
 expect 1 'hold other text' -- train sets.yaml "${epochs[@]}" output_dir=parts train.num_train_epochs=3
 
+# ---- caches that are no longer used --------------------------------------------------------------
+
+caches=$XDG_CACHE_HOME/megatrain/data
+expect 0 -- cache clean --all
+rm -rf "$caches" old.txt kept.txt new.txt
+for name in old kept; do
+    write_text $name.txt
+    echo $name >>$name.txt
+done
+for name in old kept; do
+    expect 0 -- plan run.yaml "data.files=$name.txt" data.datasets=null
+    key=$(cd "$caches" && ls -t ./*.tokens | head -n 1)
+    declare "$name=${key%.tokens}"
+done
+check 'two caches' test "$(ls "$caches" | grep -c tokens)" = 2
+expect 0 'used 0 days ago' 'in 2 caches' -- cache
+touch -d '100 days ago' "$caches"/*
+touch -d '60 days ago' "$caches/$kept.used"
+expect 0 'used 100 days ago' 'used 60 days ago' -- cache list
+write_text new.txt
+touch "$caches/mine.txt" && touch -d '100 days ago' "$caches/mine.txt"
+expect 0 'of caches that were not used for 90 days' -- plan run.yaml data.files=new.txt data.datasets=null
+check 'the old one is gone' test ! -e "$caches/$old.tokens" -a ! -e "$caches/$old.used"
+check 'the one that was used is not' test -e "$caches/$kept.tokens"
+check 'nor what is not of this kind' test -e "$caches/mine.txt"
+expect 0 'removed' 'in 0 caches' -- cache clean --older-than 70
+expect 0 'removed' 'in 1 cache' -- cache clean
+check 'which was the older one' test ! -e "$caches/$kept.tokens"
+expect 0 'in 1 cache and ' -- cache list --dir "$caches"
+key=$(cd "$caches" && ls ./*.tokens)
+exec 9>"$caches/${key%.tokens}.lock"
+flock 9
+expect 0 'another process is making it' -- cache clean --all
+exec 9>&-
+check 'a cache in the making is left alone' test -e "$caches/$key"
+expect 0 'removed' -- cache clean --all
+check 'everything is gone but what is not of this kind' test "$(ls "$caches")" = mine.txt
+expect 0 '0 B in 0 caches' -- cache list --dir nowhere
+expect 2 "'tidy' is neither list nor clean" -- cache tidy
+expect 2 '--all is for clean' -- cache --all
+expect 2 'one of the two' -- cache clean --all --older-than 3
+expect 2 '--older-than must be from 1' -- cache clean --older-than 0
+
 done_testing

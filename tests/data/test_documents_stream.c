@@ -385,7 +385,8 @@ static bool find_cache(char name[300], int *ret_n, int *ret_others)
     DIR *dir = opendir("cache");
     *ret_n = *ret_others = 0;
     for (struct dirent *e; dir && (e = readdir(dir));) {
-        bool tokens = ends_in(e->d_name, ".tokens"), memo = ends_in(e->d_name, ".hash");
+        bool tokens = ends_in(e->d_name, ".tokens");
+        bool memo = ends_in(e->d_name, ".hash") || ends_in(e->d_name, ".used");
         if (tokens)
             snprintf(name, 300, "cache/%s", e->d_name);
         *ret_n += tokens;
