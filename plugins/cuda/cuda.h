@@ -155,11 +155,6 @@ bool cuda_blas_ok(cuda_device *d, cublasStatus_t s, const char *what);
 
 /* Row-major C[m, n] = op(A) op(B) + beta C, FP32, FP64, or BF16 operands with FP32 accumulation
  * into BF16 or FP32. ld in elements. */
-void cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
-               mt_dtype in_dtype, const void *a, int64_t lda, const void *b, int64_t ldb,
-               double beta, mt_dtype c_dtype, void *c, int64_t ldc);
-
-/* The same as a record, for products that are handed on. */
 typedef struct cuda_product {
     bool trans_a, trans_b;
     int64_t m, n, k;
@@ -170,6 +165,12 @@ typedef struct cuda_product {
     int64_t lda, ldb, ldc;
     double beta;
 } cuda_product;
+
+/* The product of whole tensors, without a bias. */
+cuda_product cuda_product_of(const mt_tensor *a, bool trans_a, const mt_tensor *b, bool trans_b,
+                             const mt_tensor *c, double beta);
+/* p.bias is left out. */
+void cuda_gemm(cuda_queue *q, cuda_product p);
 
 /* A handle without atomics and TF32; its stream and workspace; a product on it. */
 mt_status cuda_blas_handle(cuda_device *d, cublasHandle_t *ret);

@@ -110,24 +110,27 @@ void cuda_blas_product(cuda_device *d, cublasHandle_t handle, const cuda_product
         "a GEMM");
 }
 
-void cuda_gemm(cuda_queue *q, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
-               mt_dtype in_dtype, const void *a, int64_t lda, const void *b, int64_t ldb,
-               double beta, mt_dtype c_dtype, void *c, int64_t ldc)
+cuda_product cuda_product_of(const mt_tensor *a, bool trans_a, const mt_tensor *b, bool trans_b,
+                             const mt_tensor *c, double beta)
 {
-    const cuda_product p = { .trans_a = trans_a,
-                             .trans_b = trans_b,
-                             .m = m,
-                             .n = n,
-                             .k = k,
-                             .in_dtype = in_dtype,
-                             .c_dtype = c_dtype,
-                             .a = a,
-                             .b = b,
-                             .c = c,
-                             .lda = lda,
-                             .ldb = ldb,
-                             .ldc = ldc,
-                             .beta = beta };
-    if (m > 0 && n > 0 && cuda_blas_on(q))
+    return (cuda_product){ .trans_a = trans_a,
+                           .trans_b = trans_b,
+                           .m = c->rows,
+                           .n = c->cols,
+                           .k = trans_a ? a->rows : a->cols,
+                           .in_dtype = a->dtype,
+                           .c_dtype = c->dtype,
+                           .a = a->data,
+                           .b = b->data,
+                           .c = c->data,
+                           .lda = a->ld,
+                           .ldb = b->ld,
+                           .ldc = c->ld,
+                           .beta = beta };
+}
+
+void cuda_gemm(cuda_queue *q, cuda_product p)
+{
+    if (p.m > 0 && p.n > 0 && cuda_blas_on(q))
         cuda_blas_product(q->device, q->device->blas.handle, &p);
 }

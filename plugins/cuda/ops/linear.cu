@@ -108,19 +108,7 @@ static void bias_gradient(cuda_queue *q, const mt_tensor *dy, const mt_tensor *d
 static bool with_bias(cuda_device *d, cuda_queue *q, const mt_tensor *x, const mt_tensor *w,
                       const void *bias, const mt_tensor *y)
 {
-    cuda_product p = {};
-    p.trans_b = true;
-    p.m = y->rows;
-    p.n = y->cols;
-    p.k = x->cols;
-    p.in_dtype = x->dtype;
-    p.c_dtype = y->dtype;
-    p.a = x->data;
-    p.lda = x->ld;
-    p.b = w->data;
-    p.ldb = w->ld;
-    p.c = y->data;
-    p.ldc = y->ld;
+    cuda_product p = cuda_product_of(x, false, w, true, y, 0);
     p.bias = bias;
     return cuda_blas_on(q) && cuda_light_product(d, &p, q->stream, d->blas.work, CUDA_BLAS_WORK);
 }
@@ -133,8 +121,7 @@ static void linear_forward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
         return;
     if (bias)
         cuda_launch_bias(q->stream, y->dtype, bias, y->data, y->ld, y->rows, y->cols);
-    cuda_gemm(q, false, true, y->rows, y->cols, x->cols, x->dtype, x->data, x->ld, w->data, w->ld,
-              bias != NULL, y->dtype, y->data, y->ld);
+    cuda_gemm(q, cuda_product_of(x, false, w, true, y, bias != NULL));
 }
 
 static void linear_backward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
@@ -143,11 +130,9 @@ static void linear_backward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
     const mt_tensor *dx = &c->d_in[IN_X], *dw = &c->d_in[IN_W], *db = &c->d_in[IN_BIAS];
     (void)d;
     if (dx->data)
-        cuda_gemm(q, false, false, dx->rows, dx->cols, dy->cols, dy->dtype, dy->data, dy->ld,
-                  w->data, w->ld, c->d_accumulate >> IN_X & 1u, dx->dtype, dx->data, dx->ld);
+        cuda_gemm(q, cuda_product_of(dy, false, w, false, dx, c->d_accumulate >> IN_X & 1u));
     if (dw->data)
-        cuda_gemm(q, true, false, dw->rows, dw->cols, dy->rows, dy->dtype, dy->data, dy->ld,
-                  x->data, x->ld, c->d_accumulate >> IN_W & 1u, dw->dtype, dw->data, dw->ld);
+        cuda_gemm(q, cuda_product_of(dy, true, x, false, dw, c->d_accumulate >> IN_W & 1u));
     if (c->n_in > IN_BIAS && db->data)
         FOR_DTYPE(dy->dtype, bias_gradient, q, dy, db, c->work, c->d_accumulate >> IN_BIAS & 1u);
 }

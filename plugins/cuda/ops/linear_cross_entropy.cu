@@ -165,6 +165,14 @@ static void *row_of(const mt_tensor *t, int64_t row)
     return (char *)t->data + row * t->ld * mt_dtype_size(t->dtype);
 }
 
+static mt_tensor rows_of(const mt_tensor *t, int64_t from, int64_t rows)
+{
+    mt_tensor part = *t;
+    part.data = row_of(t, from);
+    part.rows = rows;
+    return part;
+}
+
 static void train_or_eval(cuda_device *d, cuda_queue *q, const mt_op_call *c)
 {
     const mt_tensor *x = &c->in[IN_X], *w = &c->in[IN_W], *dw = &c->d_in[IN_W];
@@ -173,7 +181,8 @@ static void train_or_eval(cuda_device *d, cuda_queue *q, const mt_op_call *c)
     int64_t step = chunk_rows(c), vocab = w->rows, ld = logit_ld(vocab);
     for (int64_t from = 0; from < x->rows; from += step) {
         int64_t rows = x->rows - from < step ? x->rows - from : step;
-        const void *xs = row_of(x, from);
+        mt_tensor xs = rows_of(x, from, rows);
+        mt_tensor logits = { c->work, rows, vocab, ld, x->dtype, 0 };
         loss_args a = {};
         a.logits = c->work;
         a.ld = ld;
@@ -187,15 +196,14 @@ static void train_or_eval(cuda_device *d, cuda_queue *q, const mt_op_call *c)
         a.train = train;
         a.fault = d->fault;
         a.claim = d->fault_claim;
-        cuda_gemm(q, false, true, rows, vocab, x->cols, x->dtype, xs, x->ld, w->data, w->ld, 0,
-                  x->dtype, c->work, ld);
+        cuda_gemm(q, cuda_product_of(&xs, false, w, true, &logits, 0));
         FOR_DTYPE(x->dtype, finish_rows, q, a, rows);
-        if (train && c->n_aux > 0 && dx->data)
-            cuda_gemm(q, false, false, rows, x->cols, vocab, x->dtype, c->work, ld, w->data, w->ld,
-                      0, dx->dtype, row_of(dx, from), dx->ld);
+        if (train && c->n_aux > 0 && dx->data) {
+            mt_tensor dxs = rows_of(dx, from, rows);
+            cuda_gemm(q, cuda_product_of(&logits, false, w, false, &dxs, 0));
+        }
         if (train && dw->data)
-            cuda_gemm(q, true, false, vocab, x->cols, rows, x->dtype, c->work, ld, xs, x->ld,
-                      add || from > 0, dw->dtype, dw->data, dw->ld);
+            cuda_gemm(q, cuda_product_of(&logits, true, &xs, false, dw, add || from > 0));
     }
 }
 
@@ -260,10 +268,11 @@ static void generate(cuda_device *d, cuda_queue *q, const mt_op_call *c)
         a.fault = d->fault;
         a.claim = d->fault_claim;
         pick_kernel<<<(unsigned)rows, 128, 0, q->stream>>>(a);
-        void *logits = (char *)c->batch.logits + from * vocab * mt_dtype_size(stat);
-        cuda_gemm(q, false, true, rows, vocab, x->cols, x->dtype, c->work, x->cols, w->data, w->ld,
-                  0, stat, logits, vocab);
-        FOR_DTYPE(x->dtype, finish_logits, q, logits, rows * vocab,
+        const mt_tensor picked = { c->work, rows, x->cols, x->cols, x->dtype, 0 };
+        const mt_tensor all = { c->batch.logits, c->batch.n_logit_rows, vocab, vocab, stat, 0 };
+        const mt_tensor logits = rows_of(&all, from, rows);
+        cuda_gemm(q, cuda_product_of(&picked, false, w, true, &logits, 0));
+        FOR_DTYPE(x->dtype, finish_logits, q, logits.data, rows * vocab,
                   ((const mt_xent_attr *)c->attr)->softcap);
     }
 }
