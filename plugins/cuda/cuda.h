@@ -173,7 +173,7 @@ cuda_product cuda_product_of(const mt_tensor *a, bool trans_a, const mt_tensor *
 void cuda_gemm(cuda_queue *q, cuda_product p);
 
 /* A handle without atomics and TF32; its stream and workspace; a product on it. */
-mt_status cuda_blas_handle(cuda_device *d, cublasHandle_t *ret);
+mt_status cuda_blas_handle(const cuda_device *d, cublasHandle_t *ret);
 bool cuda_blas_use(cuda_device *d, cublasHandle_t handle, cudaStream_t stream, void *work,
                    int64_t bytes);
 /* p->bias is left out. */
@@ -195,6 +195,8 @@ enum { CUDA_LANES = 4, CUDA_LANE_BYTES = 8 << 20, CUDA_NUMBERS = 1 << 12 };
 
 mt_status cuda_lanes_open(cuda_device *d);
 void cuda_lanes_close(cuda_device *d);
+/* Makes the streams and handles, which take device memory, unless they are there. [main] */
+mt_status cuda_lanes_prepare(const cuda_device *d);
 /* Between fork and join, products with different results may run at the same time. `work`:
  * CUDA_LANES * CUDA_LANE_BYTES of device memory. [main] */
 bool cuda_lanes_fork(cuda_queue *q, void *work);

@@ -14,7 +14,7 @@ bool cuda_blas_ok(cuda_device *d, cublasStatus_t s, const char *what)
     return false;
 }
 
-mt_status cuda_blas_handle(cuda_device *d, cublasHandle_t *ret)
+mt_status cuda_blas_handle(const cuda_device *d, cublasHandle_t *ret)
 {
     cublasStatus_t s = cublasCreate(ret);
     if (s == CUBLAS_STATUS_SUCCESS)

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 struct cuda_lanes {
+    bool ready;
     cudaStream_t stream[CUDA_LANES];
     cublasHandle_t handle[CUDA_LANES];
     cudaEvent_t done[CUDA_LANES];
@@ -20,10 +21,9 @@ struct cuda_lanes {
     char *work;          /* of the present fork */
 };
 
-void cuda_lanes_close(cuda_device *d)
+static void clear(cuda_lanes *l)
 {
-    cuda_lanes *l = d->lanes;
-    for (int i = 0; l && i < CUDA_LANES; i++) {
+    for (int i = 0; i < CUDA_LANES; i++) {
         if (l->handle[i])
             (void)cublasDestroy(l->handle[i]);
         if (l->done[i])
@@ -31,23 +31,33 @@ void cuda_lanes_close(cuda_device *d)
         if (l->stream[i])
             (void)cudaStreamDestroy(l->stream[i]);
     }
-    if (l && l->begin)
+    if (l->begin)
         (void)cudaEventDestroy(l->begin);
-    if (l && l->arrived)
+    if (l->arrived)
         (void)cudaEventDestroy(l->arrived);
-    if (l)
-        (void)cudaFreeHost(l->numbers);
-    free(l);
+    (void)cudaFreeHost(l->numbers);
+    *l = (cuda_lanes){ 0 };
+}
+
+void cuda_lanes_close(cuda_device *d)
+{
+    if (d->lanes)
+        clear(d->lanes);
+    free(d->lanes);
     d->lanes = NULL;
 }
 
 mt_status cuda_lanes_open(cuda_device *d)
 {
-    cuda_lanes *l = d->lanes = calloc(1, sizeof *l);
-    if (!l) {
-        cuda_set_error("out of memory for a CUDA device");
-        return MT_ERR_NOMEM;
-    }
+    d->lanes = calloc(1, sizeof *d->lanes);
+    if (d->lanes)
+        return MT_OK;
+    cuda_set_error("out of memory for a CUDA device");
+    return MT_ERR_NOMEM;
+}
+
+static mt_status create(const cuda_device *d, cuda_lanes *l)
+{
     cudaError_t e = cudaHostAlloc((void **)&l->numbers, CUDA_NUMBERS * sizeof *l->numbers,
                                   cudaHostAllocDefault);
     if (e == cudaSuccess)
@@ -60,6 +70,7 @@ mt_status cuda_lanes_open(cuda_device *d)
             e = cudaEventCreateWithFlags(&l->done[i], cudaEventDisableTiming);
     }
     if (e != cudaSuccess) {
+        (void)cudaGetLastError();
         cuda_set_error("CUDA device %d (%s): no streams: %s", d->index, d->name,
                        cudaGetErrorString(e));
         return MT_ERR_DEVICE;
@@ -70,11 +81,33 @@ mt_status cuda_lanes_open(cuda_device *d)
     return st;
 }
 
+mt_status cuda_lanes_prepare(const cuda_device *d)
+{
+    cuda_lanes *l = d->lanes;
+    if (l->ready)
+        return MT_OK;
+    cuda_use(d);
+    mt_status st = create(d, l);
+    if (st == MT_OK)
+        l->ready = true;
+    else
+        clear(l);
+    return st;
+}
+
+static bool prepared(cuda_device *d)
+{
+    if (cuda_lanes_prepare(d) == MT_OK)
+        return true;
+    cuda_fail(d, MT_ERR_DEVICE, "CUDA device %d (%s): no streams for experts", d->index, d->name);
+    return false;
+}
+
 const int32_t *cuda_read_numbers(cuda_queue *q, const int32_t *numbers, int64_t n)
 {
     cuda_device *d = q->device;
     cuda_lanes *l = d->lanes;
-    if (n > CUDA_NUMBERS)
+    if (n > CUDA_NUMBERS || !prepared(d))
         return NULL;
     bool good = cuda_ok(d,
                         cudaMemcpyAsync(l->numbers, numbers, (size_t)n * sizeof *numbers,

@@ -449,13 +449,19 @@ static product product_of(const mt_op_call *c, const mt_tensor *a, const mt_tens
     return p;
 }
 
+/* May there be experts that are GEMMs of their own? */
+static bool in_lanes(const mt_op_call *c)
+{
+    return c->in[IN_X].rows >= MANY_ROWS;
+}
+
 /* How the rows fell to experts, in host memory; NULL when it does not matter. */
 static const int32_t *host_offsets(cuda_queue *q, const mt_op_call *c)
 {
     const mt_tensor *offsets = &c->in[IN_OFFSETS];
-    return c->in[IN_X].rows < MANY_ROWS
-               ? NULL
-               : cuda_read_numbers(q, static_cast<const int32_t *>(offsets->data), offsets->cols);
+    return in_lanes(c)
+               ? cuda_read_numbers(q, static_cast<const int32_t *>(offsets->data), offsets->cols)
+               : NULL;
 }
 
 static void grouped_linear_forward(cuda_device *d, cuda_queue *q, const mt_op_call *c)
@@ -506,8 +512,16 @@ static int64_t grouped_linear_workspace(const cuda_device *d, const mt_op_call *
 {
     (void)d;
     (void)backward;
-    return c->in[IN_X].rows < MANY_ROWS ? 0 : (int64_t)CUDA_LANES * CUDA_LANE_BYTES;
+    return in_lanes(c) ? (int64_t)CUDA_LANES * CUDA_LANE_BYTES : 0;
+}
+
+/* Lanes take device memory: now, while there still is what the plan will count on. */
+static int64_t grouped_linear_plan(const cuda_device *d, const mt_op_call *c, bool backward)
+{
+    if (in_lanes(c))
+        (void)cuda_lanes_prepare(d); /* the first call tells what is wrong */
+    return grouped_linear_workspace(d, c, backward);
 }
 
 const cuda_op cuda_op_grouped_linear = { grouped_linear_forward, grouped_linear_backward,
-                                         grouped_linear_workspace };
+                                         grouped_linear_workspace, grouped_linear_plan };
