@@ -72,6 +72,9 @@ typedef struct cuda_device {
     int64_t shared_bytes;   /* of a block, at most */
     bool overlaps_launches; /* kernels wait for the one ahead themselves (common.cuh) */
     bool any_order;         /* sums may be formed in any order: results need not repeat */
+    /* cuTensorMapEncodeTiled of the driver where kernels for compute capability 9.0a run, else
+     * NULL. */
+    void *tensor_map_encoder;
     char name[128];
     char details[128];
     int64_t memory_total;

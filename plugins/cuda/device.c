@@ -184,6 +184,24 @@ static mt_status open_parts(cuda_device *d)
     return st;
 }
 
+/* Without it, or with MEGATRAIN_WGMMA=0, experts are multiplied as on other devices. */
+static void *tensor_map_encoder(const cuda_device *d)
+{
+    const char *value = getenv("MEGATRAIN_WGMMA");
+    enum cudaDriverEntryPointQueryResult found;
+    void *fn = NULL;
+    if (d->capability != 90 || (value && strcmp(value, "0") == 0))
+        return NULL;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault,
+                                         &found) == cudaSuccess &&
+        found == cudaDriverEntryPointSuccess)
+        return fn;
+    (void)cudaGetLastError();
+    cuda_log(MT_LOG_DEBUG, "CUDA device %d (%s): the driver has no cuTensorMapEncodeTiled",
+             d->index, d->name);
+    return NULL;
+}
+
 static mt_status device_open(int32_t index, int32_t threads, void **ret_device)
 {
     struct cudaDeviceProp p;
@@ -212,6 +230,7 @@ static mt_status device_open(int32_t index, int32_t threads, void **ret_device)
     pthread_mutex_init(&d->clock.lock, NULL);
     cuda_use(d);
     d->overlaps_launches = d->capability >= 90 && cuda_overlaps_launches();
+    d->tensor_map_encoder = tensor_map_encoder(d);
     st = open_parts(d);
     if (st != MT_OK) {
         device_close(d);

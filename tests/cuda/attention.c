@@ -167,8 +167,8 @@ int main(void)
     setenv("MEGATRAIN_CUDNN", "0", 1);
     sides_open();
     own = cuda;
-    side_open_cudnn("1", &dnn);
-    side_open_cudnn("1", &any_order);
+    side_open_with("MEGATRAIN_CUDNN", "1", &dnn);
+    side_open_with("MEGATRAIN_CUDNN", "1", &any_order);
     any_order.b->set_deterministic(any_order.device, false);
     RUN(uneven);
     RUN(one_whole_rung);

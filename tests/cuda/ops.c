@@ -252,14 +252,123 @@ static void grouped_linears(void)
 {
     static const int32_t one[] = { 0, 1 }, few[] = { 0, 0, 30, 37 },
                          uneven[] = { 0, 127, 127, 255, 384, 384, 600, 600, 601 },
-                         full[] = { 0, 128, 300 };
+                         full[] = { 0, 128, 300 }, one_has_all[] = { 0, 0, 0, 391, 391 };
+    int32_t many[70 + 1] = { 0 }; /* more experts than a warp has lanes */
+    for (int e = 0; e < 70; e++)
+        many[e + 1] = many[e] + e * 7 % 23;
     check_grouped(one, 1, 1, 1, true);
+    check_grouped(one, 1, 8, 8, false);
     check_grouped(few, 3, 29, 101, false);
     check_grouped(few, 3, 40, 64, true);
     check_grouped(uneven, 8, 136, 72, true);
     check_grouped(uneven, 8, 256, 512, false);
     check_grouped(uneven, 8, 29, 101, true);
     check_grouped(full, 2, 64, 72, true);
+    check_grouped(one_has_all, 4, 392, 328, true);
+    check_grouped(many, 70, 72, 136, true);
+}
+
+/* `count` numbers from `at` on are the same bits. */
+static bool same(const double *a, const double *b, int64_t at, int64_t count)
+{
+    return memcmp(a + at, b + at, (size_t)count * sizeof *a) == 0;
+}
+
+static bool unwritten(const double *x, int64_t count)
+{
+    int64_t i = 0;
+    while (i < count && isnan(x[i]))
+        i++;
+    return i == count;
+}
+
+/* Whatever another expert's rows are, even not a number. */
+static void experts_are_alone(void)
+{
+    enum { E = 5, N = 264, K = 136, ODD = 2 };
+    static const int32_t offsets[] = { 0, 100, 161, 178, 478, 483 };
+    static const mt_dtype dtypes[] = { MT_F32, MT_BF16 };
+    op_case c = grouped_case(offsets, E, N, K, true);
+    op_data d;
+    op_fill(&c, 14, &d);
+    for (int i = 0; i < 4; i++) {
+        op_how how = { .dtype = dtypes[i / 2], .accumulate = i % 2 };
+        op_result before, after;
+        op_data odd;
+        op_fill(&c, 14, &odd);
+        for (int64_t r = offsets[ODD]; r < offsets[ODD + 1]; r++) {
+            for (int64_t k = 0; k < K; k++)
+                odd.in[0][r * K + k] = NAN;
+            for (int64_t k = 0; k < N; k++)
+                odd.d_out[0][r * N + k] = NAN;
+        }
+        op_run(&cuda, &c, &d, &how, &before);
+        op_run(&cuda, &c, &odd, &how, &after);
+        for (int e = 0; e < E; e++) {
+            int64_t from = offsets[e], rows = offsets[e + 1] - from;
+            bool all = same(after.out[0], before.out[0], from * N, rows * N) &&
+                       same(after.d_in[0], before.d_in[0], from * K, rows * K) &&
+                       same(after.d_in[1], before.d_in[1], (int64_t)e * N * K, (int64_t)N * K) &&
+                       same(after.d_in[3], before.d_in[3], (int64_t)e * N, N);
+            CHECK(all == (e != ODD), "expert %d %s the numbers of expert %d, %s%s", e,
+                  e == ODD ? "does not depend on" : "depends on", (int)ODD,
+                  mt_dtype_name(how.dtype), how.accumulate ? ", accumulating" : "");
+        }
+        op_result_free(&before);
+        op_result_free(&after);
+        op_data_free(&odd);
+    }
+    op_data_free(&d);
+}
+
+/* SOME experts from FIRST on by themselves, as a segment has them: the bits of the whole, and no
+ * other rows are written. */
+static void some_experts(void)
+{
+    enum { E = 6, FIRST = 2, SOME = 3, N = 264, K = 136 };
+    static const int32_t offsets[] = { 0, 100, 161, 178, 478, 483, 700 };
+    static const mt_dtype dtypes[] = { MT_F32, MT_BF16 };
+    op_case whole = grouped_case(offsets, E, N, K, true), part = whole;
+    op_data d;
+    op_fill(&whole, 14, &d);
+    op_data of_part = d;
+    const int64_t weight = (int64_t)FIRST * N * K, bias = (int64_t)FIRST * N;
+    part.in[1].rows = (int64_t)SOME * N;
+    part.in[2].index = offsets + FIRST;
+    part.in[2].cols = SOME + 1;
+    part.in[3].rows = SOME;
+    of_part.in[1] += weight;
+    of_part.in[2] += FIRST;
+    of_part.in[3] += bias;
+    for (int i = 0; i < 4; i++) {
+        op_how how = { .dtype = dtypes[i / 2], .accumulate = i % 2 };
+        op_result all, some;
+        op_run(&cuda, &whole, &d, &how, &all);
+        op_run(&cuda, &part, &of_part, &how, &some);
+        int64_t from = offsets[FIRST], rows = offsets[FIRST + SOME] - from, to = from + rows;
+        CHECK(unwritten(some.out[0], from * N) &&
+                  unwritten(some.out[0] + to * N, (offsets[E] - to) * N) &&
+                  same(some.out[0], all.out[0], from * N, rows * N) &&
+                  same(some.d_in[0], all.d_in[0], from * K, rows * K) &&
+                  same(some.d_in[1], all.d_in[1] + weight, 0, (int64_t)SOME * N * K) &&
+                  same(some.d_in[3], all.d_in[3] + bias, 0, (int64_t)SOME * N),
+              "%s%s", mt_dtype_name(how.dtype), how.accumulate ? ", accumulating" : "");
+        op_result_free(&all);
+        op_result_free(&some);
+    }
+    op_data_free(&d);
+}
+
+/* What devices of another compute capability do. */
+static void grouped_linears_elsewhere(void)
+{
+    side here = cuda;
+    side_open_with("MEGATRAIN_WGMMA", "0", &cuda);
+    grouped_linears();
+    experts_are_alone();
+    some_experts();
+    side_close(&cuda);
+    cuda = here;
 }
 
 static void check_slice(int64_t rows, int32_t heads, int64_t n, int64_t first, int64_t cols)
@@ -500,6 +609,9 @@ int main(void)
     RUN(rows_of_experts);
     RUN(balances);
     RUN(grouped_linears);
+    RUN(experts_are_alone);
+    RUN(some_experts);
+    RUN(grouped_linears_elsewhere);
     RUN(slices);
     RUN(concatenations);
     RUN(losses);

@@ -42,9 +42,9 @@ void sides_open(void)
     fprintf(stderr, "%s, %s\n", info.name, info.details);
 }
 
-void side_open_cudnn(const char *value, side *ret)
+void side_open_with(const char *variable, const char *value, side *ret)
 {
-    setenv("MEGATRAIN_CUDNN", value, 1);
+    setenv(variable, value, 1);
     side_open(cuda.b, 0, ret);
 }
 

@@ -15,8 +15,8 @@ extern side cpu, cuda;
 void sides_open(void);
 void sides_close(void);
 
-/* One more device of the CUDA backend, with `value` for the variable MEGATRAIN_CUDNN. */
-void side_open_cudnn(const char *value, side *ret);
+/* One more device of the CUDA backend, with `value` for an environment variable. */
+void side_open_with(const char *variable, const char *value, side *ret);
 
 typedef struct op_bounds {
     double f32, bf16; /* F64 has 1e-11 */

@@ -2,20 +2,17 @@
  *
  * grouped_linear: one product for each expert, on rows whose number only the device knows.
  *
- * An expert with many rows is a GEMM of its own, several of which run at a time; for that the host
- * asks the device how the rows fell, which waits for the queue to get there. Experts with few rows
- * (and, where there are few rows in all, everything, without that question) go through one kernel:
- * its grid has room for every way the rows can fall; a block finds its expert from the offsets and
- * leaves when there is none. BF16 goes through tensor cores where rows can be moved by 16 bytes,
- * everything else through plain arithmetic. How an expert is computed depends on its own rows only,
- * and every order is fixed: the same bits each time, whichever experts are called together.
- *
- * All three products are C[m, n] = sum over k of A[m, k] B[n, k]; an operand's depth k runs along
- * its rows in memory ("deep": element (i, k) at k * ld + i) or along its columns (at i * ld + k).
- *   forward          y  = x  w_e^T    A = x             B = w_e
- *   input gradient   dx = dy w_e      A = dy            B = w_e, deep
- *   weight gradient  dw = dy^T x      A = dy, deep      B = x, deep; depth: the expert's rows
+ * BF16 on compute capability 9.0 goes through one kernel that finds the experts itself
+ * (grouped_wgmma.cu). Elsewhere an expert with many rows is a GEMM of its own, several of which run
+ * at a time; for that the host asks the device how the rows fell, which waits for the queue to get
+ * there. Experts with few rows (and, where there are few rows in all, everything, without that
+ * question) go through one kernel here: its grid has room for every way the rows can fall; a block
+ * finds its expert from the offsets and leaves when there is none. BF16 goes through tensor cores
+ * where rows can be moved by 16 bytes, everything else through plain arithmetic. How an expert is
+ * computed depends on its own rows only, and every order is fixed: the same bits each time,
+ * whichever experts are called together.
  */
+#include "grouped.cuh"
 #include "mma.cuh"
 
 enum { IN_X = 0, IN_W = 1, IN_OFFSETS = 2, IN_BIAS = 3 };
@@ -23,16 +20,9 @@ enum { IN_X = 0, IN_W = 1, IN_OFFSETS = 2, IN_BIAS = 3 };
 /* An expert with so many rows is a GEMM of its own. */
 enum { MANY_ROWS = 128 };
 
-struct product {
-    const void *a, *b;
-    void *c;
-    const void *bias;       /* [experts, n], NULL: none */
-    const int32_t *offsets; /* [experts + 1] */
-    int64_t lda, ldb, ldc, ld_bias;
-    int64_t m, n, k; /* m: of all experts together, or (weight gradient) of one */
-    int experts;
-    int many; /* the kernels here leave out experts with so many rows */
-    bool add;
+/* The kernels here leave out experts with `many` rows. */
+struct product : grouped_product {
+    int many;
 };
 
 /* What a block works on: rows of C from `row` on, of which `rows` are the expert's. */
@@ -322,14 +312,23 @@ static void launch_tensor(cuda_queue *q, const product &p)
             <<<grid_of<A_DEEP>(p, TILE), THREADS, bytes, q->stream>>>(p);
 }
 
+/* Can BF16 operands and C be moved by 16 bytes? */
+template <bool A_DEEP>
+static bool in_vectors(const product &p, const mt_tensor *a, const mt_tensor *b, const mt_tensor *c)
+{
+    return a->dtype == MT_BF16 && is_aligned(a) && is_aligned(b) && is_aligned(c) && p.n % 8 == 0 &&
+           (A_DEEP ? p.m : p.k) % 8 == 0;
+}
+
 /* C has the compute dtype, or (weights) the statistics dtype. */
 template <bool A_DEEP, bool B_DEEP>
 static void launch_kernel(cuda_queue *q, const product &p, const mt_tensor *a, const mt_tensor *b,
                           const mt_tensor *c)
 {
-    bool vectors = a->dtype == MT_BF16 && is_aligned(a) && is_aligned(b) && is_aligned(c) &&
-                   p.n % 8 == 0 && (A_DEEP ? p.m : p.k) % 8 == 0 &&
-                   q->device->shared_bytes >= 2 * STAGES * SLICE * (int64_t)sizeof(bf16);
+    bool vectors = in_vectors<A_DEEP>(p, a, b, c);
+    if (vectors && grouped_wgmma_runs(q->device) && grouped_wgmma(q, &p, A_DEEP, B_DEEP))
+        return;
+    vectors &= q->device->shared_bytes >= 2 * STAGES * SLICE * (int64_t)sizeof(bf16);
     if (vectors && A_DEEP)
         launch_tensor<float, A_DEEP, B_DEEP>(q, p);
     else if (vectors)
@@ -359,8 +358,7 @@ static cuda_product expert_product(const product &p, int e, int64_t from, int64_
     g.in_dtype = in_dtype;
     g.c_dtype = c_dtype;
     g.a = static_cast<const char *>(p.a) + from * p.lda * in;
-    g.b = static_cast<const char *>(p.b) +
-          (A_DEEP ? from : e * (B_DEEP ? p.k : p.n)) * p.ldb * in;
+    g.b = static_cast<const char *>(p.b) + (A_DEEP ? from : e * (B_DEEP ? p.k : p.n)) * p.ldb * in;
     g.c = static_cast<char *>(p.c) + (A_DEEP ? e * p.m : from) * p.ldc * out;
     g.lda = p.lda;
     g.ldb = p.ldb;
@@ -450,16 +448,17 @@ static product product_of(const mt_op_call *c, const mt_tensor *a, const mt_tens
 }
 
 /* May there be experts that are GEMMs of their own? */
-static bool in_lanes(const mt_op_call *c)
+static bool in_lanes(const cuda_device *d, const mt_op_call *c)
 {
-    return c->in[IN_X].rows >= MANY_ROWS;
+    const mt_tensor *x = &c->in[IN_X];
+    return x->rows >= MANY_ROWS && !(x->dtype == MT_BF16 && grouped_wgmma_runs(d));
 }
 
 /* How the rows fell to experts, in host memory; NULL when it does not matter. */
 static const int32_t *host_offsets(cuda_queue *q, const mt_op_call *c)
 {
     const mt_tensor *offsets = &c->in[IN_OFFSETS];
-    return in_lanes(c)
+    return in_lanes(q->device, c)
                ? cuda_read_numbers(q, static_cast<const int32_t *>(offsets->data), offsets->cols)
                : NULL;
 }
@@ -497,6 +496,7 @@ static void grouped_linear_backward(cuda_device *d, cuda_queue *q, const mt_op_c
         product p = product_of(c, dy, x, dw);
         p.m = dy->cols;
         p.n = dw->cols;
+        p.tokens = dy->rows;
         p.add = c->d_accumulate >> IN_W & 1u;
         launch<true, true>(q, p, offsets, c->work, dy, x, dw);
     }
@@ -510,15 +510,14 @@ static void grouped_linear_backward(cuda_device *d, cuda_queue *q, const mt_op_c
 
 static int64_t grouped_linear_workspace(const cuda_device *d, const mt_op_call *c, bool backward)
 {
-    (void)d;
     (void)backward;
-    return in_lanes(c) ? (int64_t)CUDA_LANES * CUDA_LANE_BYTES : 0;
+    return in_lanes(d, c) ? (int64_t)CUDA_LANES * CUDA_LANE_BYTES : 0;
 }
 
-/* Lanes take device memory: now, while there still is what the plan will count on. */
+/* Lanes take device memory, and are made now rather than in the midst of a step. */
 static int64_t grouped_linear_plan(const cuda_device *d, const mt_op_call *c, bool backward)
 {
-    if (in_lanes(c))
+    if (in_lanes(d, c))
         (void)cuda_lanes_prepare(d); /* the first call tells what is wrong */
     return grouped_linear_workspace(d, c, backward);
 }
