@@ -323,7 +323,7 @@ static int run_tokenize(const cli_command *self, int argc, char **argv)
     if (st == MT_OK && q.labels)
         st = tokenize_show_labels(&(tokenize_labels){
             .tokenizer = q.tokenizer,
-            .chat_format = q.chat_format ? q.chat_format : "auto",
+            .chat_format = q.chat_format,
             .file = q.file,
             .keys = argv,
             .n_keys = words,

@@ -38,9 +38,10 @@ mt_status tokenize_write_bin(const tokenize_tools *t, const tokenize_bin *o, con
 /* Shows the documents of a file, or of the standard input, as training sees them, with what is
  * trained marked. */
 typedef struct tokenize_labels {
-    const char *tokenizer, *chat_format; /* as session_open_tokenizer has them */
-    const char *file; /* NULL: the standard input, JSON where it begins like it, else text */
-    char **keys;      /* [n_keys] "key=value", of the manifest's section `data` */
+    const char *tokenizer;   /* a file or a folder */
+    const char *chat_format; /* NULL: the model's, unless the keys name one */
+    const char *file;        /* NULL: the standard input, JSON where it begins like it, else text */
+    char **keys;             /* [n_keys] "key=value", of the manifest's section `data` */
     int n_keys;
     int64_t most; /* documents to show */
 } tokenize_labels;

@@ -159,6 +159,25 @@ static mt_status open_model(const char *tokenizer, model_source *ret)
     return files_is_file(path) ? model_source_open(tokenizer, ret) : MT_OK;
 }
 
+/* The tokenizer, and the chat format: the command's, or that of the data's keys, or the model's. */
+static mt_status open_tokenizer(session *s, const tokenize_labels *o, config *c)
+{
+    const mt_config *keys = config_section(c, ""), *custom = config_map(keys, "chat_format");
+    const char *format = NULL;
+    mt_status st = MT_OK;
+    if (!custom && keys->has(keys, "chat_format"))
+        st = keys->get_string(keys, "chat_format", &format);
+    if (st == MT_OK && o->chat_format && (custom || format))
+        st = status_set(MT_ERR_INVALID,
+                        "--chat-format %s and the key 'chat_format'; give one of the two",
+                        o->chat_format);
+    if (st != MT_OK)
+        return st;
+    if (!format)
+        format = o->chat_format ? o->chat_format : "auto";
+    return session_open_tokenizer(s, o->tokenizer, custom ? NULL : format, custom);
+}
+
 mt_status tokenize_show_labels(const tokenize_labels *o)
 {
     session s = { 0 };
@@ -168,11 +187,11 @@ mt_status tokenize_show_labels(const tokenize_labels *o)
     input_file input = { 0 };
     mt_status st = open_model(o->tokenizer, &s.source);
     if (st == MT_OK)
-        st = session_open_tokenizer(&s, o->tokenizer, o->chat_format, NULL);
-    if (st == MT_OK)
         st = o->file ? MT_OK : keep_input(&input);
     if (st == MT_OK)
         st = make_config(o, o->file ? o->file : input.path, &c);
+    if (st == MT_OK)
+        st = open_tokenizer(&s, o, c);
     if (st == MT_OK)
         st = session_find_records(&data);
     if (st == MT_OK) {

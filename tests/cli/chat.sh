@@ -109,6 +109,14 @@ check 'text on the standard input' grep -q '⟦.*like the sky' out
 echo '{"messages": 5}' | TMPDIR=$PWD "$megatrain" tokenize --tokenizer model --show-labels --chat-format chatml >out 2>&1
 check 'a bad record on the standard input' grep -q 'standard-input.jsonl:1: ' out
 check 'nothing is left of the standard input' test -z "$(find "$PWD" -name 'megatrain-*')"
+# The format as one of the data's keys, by name and spelled out.
+labels chat_format=chatml
+check 'the format is a key of the data, too' cmp out from-file
+labels 'chat_format={system: "S {content}", user: "U {content}|", assistant: "A {content}<|im_end|>", end_of_turn: "<|im_end|>"}'
+check 'which may spell it out' grep -qF 'U What is the capital of France?|⟦A It is Paris' out
+expect 1 "unknown key 'usr'" -- tokenize --tokenizer model --file chat.jsonl --show-labels --documents 1 \
+    'chat_format={usr: "a", system: "S {content}", user: "U {content}|", assistant: "A {content}<|im_end|>", end_of_turn: "<|im_end|>"}'
+expect 1 'one of the two' -- tokenize --tokenizer model --file chat.jsonl --show-labels --chat-format chatml chat_format=alpaca
 expect 2 'key=value' -- tokenize --tokenizer model --file chat.jsonl --show-labels last
 expect 2 '--documents is for --show-labels' -- tokenize --tokenizer model --documents 3 a
 expect 2 'do not apply' -- tokenize --tokenizer model --file chat.jsonl --show-labels --count
