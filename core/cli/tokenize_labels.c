@@ -200,6 +200,8 @@ mt_status tokenize_show_labels(const tokenize_labels *o)
         request.max_seq_len = LONGEST;
         st = data->open(&request, &stream);
     }
+    /* Before anything is written: a reader that leaves early, as `head` does, ends the program. */
+    forget_input(&input);
     if (st == MT_OK)
         st = config_check_unused(c, "");
     if (st == MT_OK)
@@ -207,7 +209,6 @@ mt_status tokenize_show_labels(const tokenize_labels *o)
     if (stream)
         data->close(stream);
     config_destroy(c);
-    forget_input(&input);
     session_close_tokenizer(&s);
     model_source_close(&s.source);
     return st;

@@ -109,6 +109,10 @@ check 'text on the standard input' grep -q '⟦.*like the sky' out
 echo '{"messages": 5}' | TMPDIR=$PWD "$megatrain" tokenize --tokenizer model --show-labels --chat-format chatml >out 2>&1
 check 'a bad record on the standard input' grep -q 'standard-input.jsonl:1: ' out
 check 'nothing is left of the standard input' test -z "$(find "$PWD" -name 'megatrain-*')"
+# A reader that leaves early ends the program: nothing is left of the input all the same.
+{ echo '{"text": "'"$(head -c 300000 /dev/zero | tr '\0' a)"'"}'; } |
+    TMPDIR=$PWD "$megatrain" tokenize --tokenizer model --show-labels 2>/dev/null | head -c 10 >/dev/null
+check 'nor when its reader leaves' test -z "$(find "$PWD" -name 'megatrain-*')"
 # The format as one of the data's keys, by name and spelled out.
 labels chat_format=chatml
 check 'the format is a key of the data, too' cmp out from-file
