@@ -20,10 +20,12 @@ typedef struct request {
     const char *tokenizer, *file, *output, *separator, *chat_format;
     const char *text; /* NULL: the file, or the standard input */
     bool no_special, literal, pieces, decode, count, labels;
-    int64_t documents; /* to show, 0: not given */
+    int64_t documents; /* to show, NOT_GIVEN */
 } request;
 
 enum { DEFAULT_DOCUMENTS = 10 };
+
+#define NOT_GIVEN INT64_MIN
 
 /* ---- ids ------------------------------------------------------------------------------------- */
 
@@ -250,7 +252,7 @@ static int check_labels(const cli_command *self, const request *q, char **words,
     if (q->no_special || q->literal || q->pieces || q->decode || q->count || q->output)
         return cli_usage(self, "--show-labels shows what training sees; other options but "
                                "--chat-format and --documents do not apply");
-    if (q->documents < 0)
+    if (q->documents < 1 && q->documents != NOT_GIVEN)
         return cli_usage(self, "--documents must be at least 1, not %lld", (long long)q->documents);
     for (int i = 0; i < n_words; i++)
         if (!strchr(words[i], '='))
@@ -267,7 +269,7 @@ static int check(const cli_command *self, const request *q, char **names, int wo
         return cli_usage(self, "which tokenizer? name a file or a folder with --tokenizer PATH");
     if (q->labels)
         return check_labels(self, q, names, words);
-    if (q->chat_format || q->documents)
+    if (q->chat_format || q->documents != NOT_GIVEN)
         return cli_usage(self, "%s is for --show-labels",
                          q->chat_format ? "--chat-format" : "--documents");
     if (words > 1)
@@ -289,7 +291,7 @@ static int check(const cli_command *self, const request *q, char **names, int wo
 static int run_tokenize(const cli_command *self, int argc, char **argv)
 {
     cli_list dirs = { 0 };
-    request q = { 0 };
+    request q = { .documents = NOT_GIVEN };
     const cli_option options[] = {
         { "tokenizer", CLI_TEXT, &q.tokenizer, "PATH",
           "a tokenizer.json, or a folder with one (required)" },
@@ -327,7 +329,7 @@ static int run_tokenize(const cli_command *self, int argc, char **argv)
             .file = q.file,
             .keys = argv,
             .n_keys = words,
-            .most = q.documents ? q.documents : DEFAULT_DOCUMENTS,
+            .most = q.documents == NOT_GIVEN ? DEFAULT_DOCUMENTS : q.documents,
         });
     else if (st == MT_OK)
         st = run_request(&q);

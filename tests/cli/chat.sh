@@ -121,6 +121,7 @@ check 'which may spell it out' grep -qF 'U What is the capital of France?|⟦A I
 expect 1 "unknown key 'usr'" -- tokenize --tokenizer model --file chat.jsonl --show-labels --documents 1 \
     'chat_format={usr: "a", system: "S {content}", user: "U {content}|", assistant: "A {content}<|im_end|>", end_of_turn: "<|im_end|>"}'
 expect 1 'one of the two' -- tokenize --tokenizer model --file chat.jsonl --show-labels --chat-format chatml chat_format=alpaca
+expect 2 'at least 1, not 0' -- tokenize --tokenizer model --file chat.jsonl --show-labels --documents 0
 expect 2 'key=value' -- tokenize --tokenizer model --file chat.jsonl --show-labels last
 expect 2 '--documents is for --show-labels' -- tokenize --tokenizer model --documents 3 a
 expect 2 'do not apply' -- tokenize --tokenizer model --file chat.jsonl --show-labels --count
