@@ -11,15 +11,12 @@
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 #include <megatrain/backend.h>
+#include <megatrain/report.h>
 #include <pthread.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Sets the calling thread's error text through the host. [any] */
-void cuda_set_error(const char *fmt, ...) MT_PRINTF(1, 2);
-void cuda_log(mt_log_level level, const char *fmt, ...) MT_PRINTF(2, 3);
 
 /* ---- device ---------------------------------------------------------------------------------- */
 

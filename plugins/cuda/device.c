@@ -86,9 +86,7 @@ static mt_status device_error(void *device)
     mt_status status = d->failed;
     memcpy(text, d->failure, sizeof text);
     pthread_mutex_unlock(&d->lock);
-    if (status != MT_OK)
-        cuda_set_error("%s", text);
-    return status;
+    return status == MT_OK ? status : mt_fail(status, "%s", text);
 }
 
 /* ---- open and close -------------------------------------------------------------------------- */
@@ -96,41 +94,36 @@ static mt_status device_error(void *device)
 static mt_status check_device(int index, struct cudaDeviceProp *ret)
 {
     int devices = 0, driver = 0;
-    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
-        cuda_set_error("no NVIDIA driver: libcuda.so.1 is not there or does not start");
-        return MT_ERR_NOT_FOUND;
-    }
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        return mt_fail(MT_ERR_NOT_FOUND,
+                       "no NVIDIA driver: libcuda.so.1 is not there or does not start");
     cudaError_t e = cudaGetDeviceCount(&devices);
     if (e != cudaSuccess || devices == 0) {
-        cuda_set_error("no CUDA device: %s (driver for CUDA %d.%d, this plugin needs %d.%d)",
+        (void)cudaGetLastError();
+        return mt_fail(MT_ERR_NOT_FOUND,
+                       "no CUDA device: %s (driver for CUDA %d.%d, this plugin needs %d.%d)",
                        e != cudaSuccess ? cudaGetErrorString(e) : "none is visible", driver / 1000,
                        driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
-        (void)cudaGetLastError();
-        return MT_ERR_NOT_FOUND;
     }
-    if (index < 0 || index >= devices) {
-        cuda_set_error("CUDA device %d does not exist: %d are visible", index, devices);
-        return MT_ERR_NOT_FOUND;
-    }
+    if (index < 0 || index >= devices)
+        return mt_fail(MT_ERR_NOT_FOUND, "CUDA device %d does not exist: %d are visible", index,
+                       devices);
     e = cudaGetDeviceProperties(ret, index);
     if (e != cudaSuccess) {
-        cuda_set_error("CUDA device %d: %s", index, cudaGetErrorString(e));
         (void)cudaGetLastError();
-        return MT_ERR_NOT_FOUND;
+        return mt_fail(MT_ERR_NOT_FOUND, "CUDA device %d: %s", index, cudaGetErrorString(e));
     }
-    if (ret->major * 10 + ret->minor < OLDEST_CAPABILITY) {
-        cuda_set_error("CUDA device %d (%s) has compute capability %d.%d, at least %d.%d is needed",
+    if (ret->major * 10 + ret->minor < OLDEST_CAPABILITY)
+        return mt_fail(MT_ERR_NOT_FOUND,
+                       "CUDA device %d (%s) has compute capability %d.%d, at least %d.%d is needed",
                        index, ret->name, ret->major, ret->minor, OLDEST_CAPABILITY / 10,
                        OLDEST_CAPABILITY % 10);
-        return MT_ERR_NOT_FOUND;
-    }
     int direct = 0;
     e = cudaDeviceGetAttribute(&direct, cudaDevAttrCanUseHostPointerForRegisteredMem, index);
-    if (e != cudaSuccess || !direct) {
-        cuda_set_error("CUDA device %d (%s) cannot use the addresses of pinned host memory", index,
+    if (e != cudaSuccess || !direct)
+        return mt_fail(MT_ERR_NOT_FOUND,
+                       "CUDA device %d (%s) cannot use the addresses of pinned host memory", index,
                        ret->name);
-        return MT_ERR_NOT_FOUND;
-    }
     return MT_OK;
 }
 
@@ -166,10 +159,10 @@ static mt_status open_parts(cuda_device *d)
     if (e == cudaSuccess)
         e = cudaMemset(d->fault_claim, 0, sizeof *d->fault_claim);
     if (e != cudaSuccess) {
-        cuda_set_error("CUDA device %d (%s) does not start: %s", d->index, d->name,
-                       cudaGetErrorString(e));
         (void)cudaGetLastError();
-        return e == cudaErrorMemoryAllocation ? MT_ERR_NOMEM : MT_ERR_DEVICE;
+        return mt_fail(e == cudaErrorMemoryAllocation ? MT_ERR_NOMEM : MT_ERR_DEVICE,
+                       "CUDA device %d (%s) does not start: %s", d->index, d->name,
+                       cudaGetErrorString(e));
     }
     *d->fault = (cuda_fault){ 0 };
     mt_status st = cuda_clock_open(d);
@@ -197,8 +190,8 @@ static void *tensor_map_encoder(const cuda_device *d)
         found == cudaDriverEntryPointSuccess)
         return fn;
     (void)cudaGetLastError();
-    cuda_log(MT_LOG_DEBUG, "CUDA device %d (%s): the driver has no cuTensorMapEncodeTiled",
-             d->index, d->name);
+    mt_log(MT_LOG_DEBUG, "CUDA device %d (%s): the driver has no cuTensorMapEncodeTiled", d->index,
+           d->name);
     return NULL;
 }
 
@@ -210,10 +203,8 @@ static mt_status device_open(int32_t index, int32_t threads, void **ret_device)
     if (st != MT_OK)
         return st;
     cuda_device *d = calloc(1, sizeof *d);
-    if (!d) {
-        cuda_set_error("out of memory for a CUDA device");
-        return MT_ERR_NOMEM;
-    }
+    if (!d)
+        return mt_fail(MT_ERR_NOMEM, "out of memory for a CUDA device");
     d->index = index;
     d->capability = p.major * 10 + p.minor;
     d->multiprocessors = p.multiProcessorCount;

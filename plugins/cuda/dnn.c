@@ -52,7 +52,7 @@ static bool find_functions(cuda_dnn *c)
     do {                                                                                           \
         void *symbol = dlsym(c->library, #f);                                                      \
         if (!symbol) {                                                                             \
-            cuda_log(MT_LOG_DEBUG, "cuDNN is not used: it has no %s", #f);                         \
+            mt_log(MT_LOG_DEBUG, "cuDNN is not used: it has no %s", #f);                           \
             return false;                                                                          \
         }                                                                                          \
         memcpy(&c->api.f, &symbol, sizeof symbol);                                                 \
@@ -65,31 +65,31 @@ static bool find_functions(cuda_dnn *c)
 static bool open_library(cuda_dnn *c, const cuda_device *d)
 {
     if (d->capability < DNN_CAPABILITY_FROM || d->capability > DNN_CAPABILITY_TO) {
-        cuda_log(MT_LOG_DEBUG, "cuDNN is not used: compute capability %d.%d", d->capability / 10,
-                 d->capability % 10);
+        mt_log(MT_LOG_DEBUG, "cuDNN is not used: compute capability %d.%d", d->capability / 10,
+               d->capability % 10);
         return false;
     }
     /* Stays for good: what it loads in turn does not expect to be unloaded. */
     c->library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!c->library) {
-        cuda_log(MT_LOG_DEBUG, "cuDNN is not used: %s", dlerror());
+        mt_log(MT_LOG_DEBUG, "cuDNN is not used: %s", dlerror());
         return false;
     }
     if (!find_functions(c))
         return false;
     c->version = c->api.cudnnGetVersion();
     if (c->version < DNN_OLDEST_VERSION) {
-        cuda_log(MT_LOG_DEBUG, "cuDNN is not used: version %zu, at least %d is needed", c->version,
-                 DNN_OLDEST_VERSION);
+        mt_log(MT_LOG_DEBUG, "cuDNN is not used: version %zu, at least %d is needed", c->version,
+               DNN_OLDEST_VERSION);
         return false;
     }
     cudnnStatus_t s = c->api.cudnnCreate(&c->handle);
     if (s != CUDNN_STATUS_SUCCESS) {
-        cuda_log(MT_LOG_DEBUG, "cuDNN %zu is not used: it does not start: %s", c->version,
-                 c->api.cudnnGetErrorString(s));
+        mt_log(MT_LOG_DEBUG, "cuDNN %zu is not used: it does not start: %s", c->version,
+               c->api.cudnnGetErrorString(s));
         return false;
     }
-    cuda_log(MT_LOG_DEBUG, "attention runs on cuDNN %zu where it has plans", c->version);
+    mt_log(MT_LOG_DEBUG, "attention runs on cuDNN %zu where it has plans", c->version);
     return true;
 }
 
@@ -192,13 +192,13 @@ static void build(const cuda_dnn *c, cudnnHandle_t handle, dnn_plan *p)
     bool described = dnn_graph_init(&p->graph, &c->api, handle, &p->shape);
     for (int i = 0; i < 2; i++) {
         if (described && plan_by(p, modes[i].mode)) {
-            cuda_log(MT_LOG_DEBUG, "cuDNN plan for attention, %s: %lld bytes of work", what,
-                     (long long)p->work);
+            mt_log(MT_LOG_DEBUG, "cuDNN plan for attention, %s: %lld bytes of work", what,
+                   (long long)p->work);
             return;
         }
-        cuda_log(MT_LOG_DEBUG, "no cuDNN plan for attention, %s, %s: %s: %s: %s", what,
-                 described ? modes[i].name : "graph", g->failed,
-                 c->api.cudnnGetErrorString(g->status), g->text);
+        mt_log(MT_LOG_DEBUG, "no cuDNN plan for attention, %s, %s: %s: %s: %s", what,
+               described ? modes[i].name : "graph", g->failed,
+               c->api.cudnnGetErrorString(g->status), g->text);
         if (!described)
             break;
     }
@@ -368,7 +368,7 @@ bool dnn_run(cuda_queue *q, const dnn_plan *p, const dnn_launch *launch)
         char what[160], text[128] = "";
         describe(&p->shape, what, sizeof what);
         api->cudnnGetLastErrorString(text, sizeof text);
-        cuda_log(MT_LOG_DEBUG, "cuDNN's attention, %s, failed: %s", what, text);
+        mt_log(MT_LOG_DEBUG, "cuDNN's attention, %s, failed: %s", what, text);
         cuda_fail(d, MT_ERR_DEVICE, "CUDA device %d (%s): cuDNN's attention, %s: %s: %s", d->index,
                   d->name, what, api->cudnnGetErrorString(s), text);
     }

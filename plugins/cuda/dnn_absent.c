@@ -7,7 +7,7 @@
 void dnn_open(cuda_device *d)
 {
     (void)d;
-    cuda_log(MT_LOG_DEBUG, "cuDNN is not used: this plugin was built without its header");
+    mt_log(MT_LOG_DEBUG, "cuDNN is not used: this plugin was built without its header");
 }
 
 void dnn_close(cuda_device *d)

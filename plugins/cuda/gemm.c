@@ -23,9 +23,8 @@ mt_status cuda_blas_handle(const cuda_device *d, cublasHandle_t *ret)
         s = cublasSetMathMode(*ret, CUBLAS_DEFAULT_MATH |
                                         CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
     if (s != CUBLAS_STATUS_SUCCESS) {
-        cuda_set_error("CUDA device %d (%s): cuBLAS does not start: %s", d->index, d->name,
-                       cublasGetStatusString(s));
-        return MT_ERR_DEVICE;
+        return mt_fail(MT_ERR_DEVICE, "CUDA device %d (%s): cuBLAS does not start: %s", d->index,
+                       d->name, cublasGetStatusString(s));
     }
     return MT_OK;
 }
@@ -47,9 +46,8 @@ mt_status cuda_blas_open(cuda_device *d)
         return st;
     cudaError_t e = cudaEventCreateWithFlags(&b->event, cudaEventDisableTiming);
     if (e != cudaSuccess) {
-        cuda_set_error("CUDA device %d (%s): no event: %s", d->index, d->name,
+        return mt_fail(MT_ERR_DEVICE, "CUDA device %d (%s): no event: %s", d->index, d->name,
                        cudaGetErrorString(e));
-        return MT_ERR_DEVICE;
     }
     return MT_OK;
 }

@@ -119,8 +119,8 @@ static light_plan *find(cuda_light *l, const light_shape *s)
     p->shape = *s;
     p->usable = make_op(p) && choose(l->handle, p);
     if (!p->usable)
-        cuda_log(MT_LOG_DEBUG, "cublasLt has nothing for %lld x %lld x %lld%s", (long long)s->m,
-                 (long long)s->n, (long long)s->k, s->bias ? " with a bias" : "");
+        mt_log(MT_LOG_DEBUG, "cublasLt has nothing for %lld x %lld x %lld%s", (long long)s->m,
+               (long long)s->n, (long long)s->k, s->bias ? " with a bias" : "");
     p->next = *list;
     *list = p;
     return p;
@@ -173,8 +173,8 @@ mt_status cuda_light_open(cuda_device *d)
     d->light = calloc(1, sizeof *d->light);
     if (d->light && cublasLtCreate(&d->light->handle) == CUBLAS_STATUS_SUCCESS)
         return MT_OK;
-    cuda_set_error("CUDA device %d (%s): cublasLt does not start", d->index, d->name);
-    return MT_ERR_DEVICE;
+    return mt_fail(MT_ERR_DEVICE, "CUDA device %d (%s): cublasLt does not start", d->index,
+                   d->name);
 }
 
 void cuda_light_close(cuda_device *d)

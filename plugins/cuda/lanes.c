@@ -52,8 +52,7 @@ mt_status cuda_lanes_open(cuda_device *d)
     d->lanes = calloc(1, sizeof *d->lanes);
     if (d->lanes)
         return MT_OK;
-    cuda_set_error("out of memory for a CUDA device");
-    return MT_ERR_NOMEM;
+    return mt_fail(MT_ERR_NOMEM, "out of memory for a CUDA device");
 }
 
 static mt_status create(const cuda_device *d, cuda_lanes *l)
@@ -71,9 +70,8 @@ static mt_status create(const cuda_device *d, cuda_lanes *l)
     }
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
-        cuda_set_error("CUDA device %d (%s): no streams: %s", d->index, d->name,
+        return mt_fail(MT_ERR_DEVICE, "CUDA device %d (%s): no streams: %s", d->index, d->name,
                        cudaGetErrorString(e));
-        return MT_ERR_DEVICE;
     }
     mt_status st = MT_OK;
     for (int i = 0; i < CUDA_LANES && st == MT_OK; i++)

@@ -37,11 +37,11 @@ mt_status cuda_device_alloc(void *device, int64_t bytes, void **ret)
         size_t available = 0, total = 0;
         (void)cudaGetLastError();
         (void)cudaMemGetInfo(&available, &total);
-        cuda_set_error("CUDA device %d (%s): cannot get %lld bytes of device memory, %zu of %zu "
+        return mt_fail(e == cudaErrorMemoryAllocation ? MT_ERR_NOMEM : MT_ERR_DEVICE,
+                       "CUDA device %d (%s): cannot get %lld bytes of device memory, %zu of %zu "
                        "are free: %s",
                        d->index, d->name, (long long)bytes, available, total,
                        cudaGetErrorString(e));
-        return e == cudaErrorMemoryAllocation ? MT_ERR_NOMEM : MT_ERR_DEVICE;
     }
     *ret = p;
     return MT_OK;
@@ -130,13 +130,13 @@ static mt_status pin(const cuda_device *d, char *base, size_t bytes)
             snprintf(limit, sizeof limit, "unlimited");
         else
             snprintf(limit, sizeof limit, "%llu bytes", (unsigned long long)lock.rlim_cur);
-        cuda_set_error("CUDA device %d: cannot pin %zu bytes of host memory (%zu were): %s; the "
+        if (at > 0)
+            unregister(base, at);
+        return mt_fail(MT_ERR_NOMEM,
+                       "CUDA device %d: cannot pin %zu bytes of host memory (%zu were): %s; the "
                        "limit of locked memory is %s: raise it with `ulimit -l unlimited` or in "
                        "the container's settings",
                        d->index, bytes, at, cudaGetErrorString(e), limit);
-        if (at > 0)
-            unregister(base, at);
-        return MT_ERR_NOMEM;
     }
     return MT_OK;
 }
@@ -147,11 +147,9 @@ mt_status cuda_host_alloc(void *device, int64_t bytes, void **ret)
     size_t size = whole_pages(bytes), span = size + huge_page;
     cuda_use(d);
     char *base = mmap(NULL, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) {
-        cuda_set_error("cannot get %lld bytes of host memory: %s", (long long)bytes,
+    if (base == MAP_FAILED)
+        return mt_fail(MT_ERR_NOMEM, "cannot get %lld bytes of host memory: %s", (long long)bytes,
                        strerror(errno));
-        return MT_ERR_NOMEM;
-    }
     /* Aligned so that huge pages fit; the rest goes back. */
     size_t before = round_up((uintptr_t)base, huge_page) - (uintptr_t)base;
     if (before)

@@ -21,20 +21,17 @@ mt_status cuda_queue_create(void *device, const char *name, void **ret_queue)
 {
     cuda_device *d = device;
     cuda_queue *q = calloc(1, sizeof *q);
-    if (!q) {
-        cuda_set_error("out of memory for queue '%s'", name);
-        return MT_ERR_NOMEM;
-    }
+    if (!q)
+        return mt_fail(MT_ERR_NOMEM, "out of memory for queue '%s'", name);
     cuda_use(d);
     q->device = d;
     snprintf(q->name, sizeof q->name, "%s", name);
     cudaError_t e = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
-        cuda_set_error("CUDA device %d: no stream for queue '%s': %s", d->index, name,
-                       cudaGetErrorString(e));
         free(q);
-        return MT_ERR_DEVICE;
+        return mt_fail(MT_ERR_DEVICE, "CUDA device %d: no stream for queue '%s': %s", d->index,
+                       name, cudaGetErrorString(e));
     }
     *ret_queue = q;
     return MT_OK;
@@ -70,8 +67,8 @@ mt_status cuda_event_create(void *device, void **ret_event)
     cudaError_t e = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
-        cuda_set_error("CUDA device %d: no event: %s", d->index, cudaGetErrorString(e));
-        return MT_ERR_DEVICE;
+        return mt_fail(MT_ERR_DEVICE, "CUDA device %d: no event: %s", d->index,
+                       cudaGetErrorString(e));
     }
     *ret_event = event;
     return MT_OK;
@@ -264,10 +261,10 @@ mt_status cuda_clock_open(cuda_device *d)
     }
     if (e == cudaSuccess)
         return MT_OK;
-    cuda_set_error("CUDA device %d (%s) runs no kernel of this plugin: %s; was it built for this "
+    return mt_fail(MT_ERR_DEVICE,
+                   "CUDA device %d (%s) runs no kernel of this plugin: %s; was it built for this "
                    "architecture (option gpu_archs)?",
                    d->index, d->name, cudaGetErrorString(e));
-    return MT_ERR_DEVICE;
 }
 
 void cuda_clock_close(cuda_device *d)
