@@ -440,12 +440,32 @@ static bool is_empty(DIR *d)
     return true;
 }
 
+/* Renaming would put the folder in the link's place, and not where it leads to. */
+static mt_status check_no_link(const char *folder)
+{
+    char path[PATH_MAX];
+    struct stat info;
+    size_t n = strlen(folder);
+    while (n > 1 && folder[n - 1] == '/')
+        n--;
+    snprintf(path, sizeof path, "%.*s", (int)n, folder);
+    if (lstat(path, &info) < 0 || !S_ISLNK(info.st_mode))
+        return MT_OK;
+    return status_set(MT_ERR_INVALID,
+                      "%s: is a symbolic link; name the folder itself, or remove the link", path);
+}
+
 /* Nothing of the user's may be replaced or mixed with. */
 mt_status export_check_folder(const char *folder, bool replace)
 {
+    mt_status status = check_no_link(folder);
+    if (status)
+        return status;
     DIR *d = opendir(folder);
     if (!d && errno == ENOENT)
         return MT_OK;
+    if (!d && errno == ENOTDIR)
+        return status_set(MT_ERR_INVALID, "%s: is, or lies below, a file; name a folder", folder);
     if (!d)
         return status_set(MT_ERR_IO, "%s: cannot list: %s", folder, strerror(errno));
     bool empty = is_empty(d);

@@ -119,6 +119,14 @@ expect 1 'drawn/checkpoints/step-000001/x lies in drawn/checkpoints/step-000001 
 expect 1 'made/x lies in made itself' -- export made -o made/x
 check 'nothing was made there' test ! -e made/x -a ! -e made/x.tmp-export
 expect 1 'the folder is not empty' -- export tied -o bf16
+mkdir elsewhere
+ln -s elsewhere link
+ln -s nowhere dangling
+for link in link link/ dangling; do
+    expect 1 "${link%/}: is a symbolic link" -- export tied -o $link
+done
+check 'links stay' test -L link -a -L dangling -a ! -e link.tmp-export
+expect 1 'bf16/config.json/x: is, or lies below, a file' -- export tied -o bf16/config.json/x
 expect 1 'there are no weights to export' -- export "$source_root/arch/llama/models/llama-2-7b.yaml" -o x
 expect 2 'name a folder with -o DIR' -- export tied
 expect 2 'must be bf16 or fp32' -- export tied -o x --dtype int8
