@@ -55,7 +55,7 @@ static int run_export(const cli_command *self, int argc, char **argv)
     cli_list dirs = { 0 };
     const char *output = NULL, *dtype = "bf16", *shard = "5GB", *tokenizer = NULL;
     const char *init = "pretrained";
-    int64_t seed = 0;
+    int64_t seed = INT64_MIN; /* not given */
     const cli_option options[] = {
         { "o", CLI_TEXT, &output, "DIR", "the folder to make (required); empty where it stands" },
         { "dtype", CLI_TEXT, &dtype, "NAME", "bf16 (the default) or fp32" },
@@ -72,15 +72,18 @@ static int run_export(const cli_command *self, int argc, char **argv)
         rc = cli_usage(self, words ? "one path at a time" : "what? name a run or a checkpoint");
     if (rc == CLI_GO_ON && !output)
         rc = cli_usage(self, "where to? name a folder with -o DIR");
+    bool given = seed != INT64_MIN;
     export_options o = { .folder = output,
                          .dtype = MT_BF16,
                          .tokenizer = tokenizer,
                          .random = strcmp(init, "random") == 0,
-                         .seed = (uint64_t)seed };
-    if (rc == CLI_GO_ON && seed < 0)
+                         .seed = given ? (uint64_t)seed : 0 };
+    if (rc == CLI_GO_ON && given && seed < 0)
         rc = cli_usage(self, "--seed must be 0 or more, not %lld", (long long)seed);
     if (rc == CLI_GO_ON && !o.random && strcmp(init, "pretrained") != 0)
         rc = cli_usage(self, "--init must be pretrained or random, not '%s'", init);
+    if (rc == CLI_GO_ON && given && !o.random)
+        rc = cli_usage(self, "--seed is for --init random");
     if (rc == CLI_GO_ON && strcmp(dtype, "fp32") == 0)
         o.dtype = MT_F32;
     else if (rc == CLI_GO_ON && strcmp(dtype, "bf16") != 0)

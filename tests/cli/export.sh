@@ -127,6 +127,7 @@ for link in link link/ dangling; do
 done
 check 'links stay' test -L link -a -L dangling -a ! -e link.tmp-export
 expect 1 'bf16/config.json/x: is, or lies below, a file' -- export tied -o bf16/config.json/x
+expect 2 '--seed is for --init random' -- export tied -o x --seed 3
 expect 1 'there are no weights to export' -- export "$source_root/arch/llama/models/llama-2-7b.yaml" -o x
 expect 2 'name a folder with -o DIR' -- export tied
 expect 2 'must be bf16 or fp32' -- export tied -o x --dtype int8
