@@ -126,7 +126,7 @@ static bool is_locked(int folder, const char *key)
     return locked;
 }
 
-static mt_status remove_entry(const listing *l, const entry *e)
+static mt_status remove_entry(const listing *l, const entry *e, bool *ret_gone)
 {
     mt_status st = MT_OK;
     DIR *d = opendir(l->folder);
@@ -143,6 +143,7 @@ static mt_status remove_entry(const listing *l, const entry *e)
             st = status_set(MT_ERR_IO, "%s/%s: cannot remove: %s", l->folder, f->d_name,
                             strerror(errno));
     closedir(d);
+    *ret_gone = st == MT_OK;
     return st;
 }
 
@@ -155,9 +156,10 @@ static mt_status clean(const listing *l, int64_t days)
         const entry *e = &l->list[i];
         if (days > 0 && e->used >= oldest)
             continue;
-        st = remove_entry(l, e);
-        bytes += e->bytes;
-        n += e->bytes >= WORTH_A_LINE;
+        bool gone = false;
+        st = remove_entry(l, e, &gone);
+        bytes += gone ? e->bytes : 0;
+        n += gone && e->bytes >= WORTH_A_LINE;
     }
     if (st == MT_OK)
         printf("%s: removed %s in %lld cache%s\n", l->folder, human_bytes(bytes).s, (long long)n,
