@@ -4,6 +4,7 @@
  */
 #include "run_value.h"
 
+#include <math.h>
 #include <stdio.h>
 
 enum { TEXT_SIZE = 512 };
@@ -18,14 +19,16 @@ static void store_integer(run_manifest *r, const run_key *k, int64_t value)
         memcpy(field, &value, sizeof value);
 }
 
-/* "at least 1" or "from 0 to 1". */
-static const char *range_text(const run_key *k, char *ret, size_t size)
+/* "at least 1" or "from 0 to 1"; of a bound that is far away, only where it is passed. */
+static const char *range_text(const run_key *k, double value, char *ret, size_t size)
 {
     const char *or_auto = k->can_be_off  ? "\"auto\", \"off\" or "
                           : k->automatic ? "\"auto\" or "
                                          : "";
     const char *what = k->type == RUN_KEY_BYTES ? "a size" : "a number";
-    if (k->max >= 1e9)
+    if (k->max >= 1e9 && value > k->max && isfinite(value))
+        snprintf(ret, size, "%s%s of at most %.16g", or_auto, what, k->max);
+    else if (k->max >= 1e9)
         snprintf(ret, size, "%s%s of at least %g", or_auto, what, k->min);
     else
         snprintf(ret, size, "%s%s from %g to %g", or_auto, what, k->min, k->max);
@@ -123,7 +126,7 @@ static mt_status read_integer(run_manifest *r, const mt_config *c, const run_key
         return config_wrong(c, k->name, n,
                             k->automatic ? "\"auto\" or a whole number" : "a whole number");
     if ((double)whole < k->min || (double)whole > k->max)
-        return config_wrong(c, k->name, n, range_text(k, text, sizeof text));
+        return config_wrong(c, k->name, n, range_text(k, (double)whole, text, sizeof text));
     store_integer(r, k, whole);
     return MT_OK;
 }
@@ -134,7 +137,7 @@ static mt_status read_float(run_manifest *r, const mt_config *c, const run_key *
     if (n->kind != NODE_INT && n->kind != NODE_FLOAT)
         return config_wrong(c, k->name, n, "a number");
     if (!(n->number >= k->min && n->number <= k->max)) /* NaN fails too */
-        return config_wrong(c, k->name, n, range_text(k, text, sizeof text));
+        return config_wrong(c, k->name, n, range_text(k, n->number, text, sizeof text));
     store(r, k, &n->number, sizeof n->number);
     return MT_OK;
 }

@@ -125,6 +125,9 @@ static void test_wrong_values(void)
           ":3:14: 'train.max_steps' must be a whole number, found the number 1.5" },
         { "  micro_batch_size: -4", ":3:21: 'train.micro_batch_size' must be a number of at least "
                                     "1, found the number -4" },
+        { "  max_steps: 9223372036854775807",
+          ":3:14: 'train.max_steps' must be a number of at most 9007199254740992, found the number "
+          "9223372036854775807" },
         { "  min_lr_ratio: 2",
           ":3:17: 'train.min_lr_ratio' must be a number from 0 to 1, found the number 2" },
         { "  learning_rate: .nan",
