@@ -76,9 +76,11 @@ static mt_status read_string(run_manifest *r, const mt_config *c, const run_key 
         store(r, k, &word, sizeof word);
         return MT_OK;
     }
-    if (n->kind != NODE_STRING || !*n->text)
+    if (n->kind != NODE_STRING)
         return config_wrong(c, k->name, n,
                             "a string (in quotes when it looks like something else)");
+    if (!*n->text)
+        return config_wrong(c, k->name, n, "a string that is not empty");
     if (k->size)
         store(r, k, &n->text, sizeof n->text);
     return MT_OK;

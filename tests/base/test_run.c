@@ -199,6 +199,8 @@ static void test_wrong_values(void)
           ":3:21: 'data.max_seq_len' must be a number of at least 2, found the number 1" },
         { "optimizer: {lr: 1}",
           ":3:13: unknown key 'lr'; it is called 'train.learning_rate' here" },
+        { "output_dir: ''",
+          ":3:13: 'output_dir' must be a string that is not empty, found the string \"\"" },
         { "precision: fp16",
           ":3:12: 'precision' must be one of auto, fp32, bf16, found the string \"fp16\"" },
         { "output_dir: 3", ":3:13: 'output_dir' must be a string (in quotes when it looks like "
