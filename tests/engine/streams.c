@@ -501,8 +501,8 @@ static void count_linear(void *device, void *queue, const mt_op_call *call)
     steady->kernel(device, "linear")->forward(device, queue, call);
 }
 
-/* Attention takes no longer forward than backward. */
-static void skip_attention(void *device, void *queue, const mt_op_call *call)
+/* Attention and recurrences take no longer forward than backward. */
+static void skip_work(void *device, void *queue, const mt_op_call *call)
 {
     (void)device;
     (void)queue;
@@ -512,11 +512,15 @@ static void skip_attention(void *device, void *queue, const mt_op_call *call)
 
 static const mt_kernel *counted_kernel(const void *device, const char *op)
 {
-    static mt_kernel attention;
-    attention = *steady->kernel(device, "attention");
-    attention.forward = attention.backward = skip_attention;
-    if (strcmp(op, "attention") == 0)
-        return &attention;
+    static mt_kernel skipped[2];
+    static const char *const names[2] = { "attention", "gated_delta" };
+    for (int i = 0; i < 2; i++) {
+        if (strcmp(op, names[i]) != 0)
+            continue;
+        skipped[i] = *steady->kernel(device, op);
+        skipped[i].forward = skipped[i].backward = skip_work;
+        return &skipped[i];
+    }
     return strcmp(op, "linear") == 0 ? &counted : steady->kernel(device, op);
 }
 
