@@ -9,7 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
+#include <megatrain/json.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -93,7 +93,7 @@ static mt_status put_document(writer *w, const char *text, int64_t n)
 static mt_status put_json(writer *w, const char *line, int64_t n)
 {
     json_error_t error;
-    json_t *root = json_loadb(line, (size_t)n, JSON_ALLOW_NUL, &error);
+    json_t *root = mt_json_loadb(line, (size_t)n, JSON_ALLOW_NUL, &error);
     const json_t *text = json_object_get(root, "text");
     mt_status st;
     if (!root)

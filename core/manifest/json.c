@@ -7,8 +7,8 @@
 #include "node.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
+#include <megatrain/json.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -96,7 +96,7 @@ mt_status config_read_json(const char *path, config **ret)
     s = config_read_file(path, &text, &n);
     if (s != MT_OK)
         goto out;
-    json = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
+    json = mt_json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
     if (!json) {
         s = status_set(MT_ERR_FORMAT, "%s:%d:%d: %s", path, error.line, error.column, error.text);
         goto out;

@@ -9,7 +9,7 @@
 #include "../base/status.h"
 #include "files.h"
 
-#include <jansson.h>
+#include <megatrain/json.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -124,10 +124,11 @@ static bool identify_file(const mt_chat *chat, const char *file, bool jinja, con
     char *text = NULL;
     size_t n = 0;
     json_t *root = NULL;
+    json_error_t error;
     const char *template = NULL;
     if (jinja && config_read_file(file, &text, &n) == MT_OK)
         template = text;
-    else if (!jinja && (root = json_load_file(file, JSON_ALLOW_NUL, NULL)))
+    else if (!jinja && (root = mt_json_load_file(file, JSON_ALLOW_NUL, &error)))
         template = template_of(root);
     if (template)
         *ret = identify_template(chat, file, template);

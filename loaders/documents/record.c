@@ -95,7 +95,7 @@ doc_format record_detect(const record_shape *shape, const json_t *root, char *fo
 json_t *record_parse(const char *text, int64_t n, char reason[REASON_SIZE])
 {
     json_error_t e;
-    json_t *root = json_loadb(text, (size_t)n, JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
+    json_t *root = mt_json_loadb(text, (size_t)n, JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
     if (!root) {
         snprintf(reason, REASON_SIZE, "no JSON: column %d: %s", e.column, e.text);
         return NULL;

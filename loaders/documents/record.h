@@ -8,7 +8,7 @@
 
 #include "documents.h"
 
-#include <jansson.h>
+#include <megatrain/json.h>
 
 enum { REASON_SIZE = 256 };
 

@@ -11,8 +11,8 @@
  */
 #include "reader.h"
 
-#include <jansson.h>
 #include <math.h>
+#include <megatrain/json.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -157,7 +157,8 @@ static mt_status read_config(const char *folder, int64_t ret_block[2])
     if (!path)
         return MT_ERR_NOMEM;
     mt_status status = MT_OK;
-    json_t *root = json_load_file(path, 0, NULL);
+    json_error_t error;
+    json_t *root = mt_json_load_file(path, 0, &error);
     const json_t *q = json_object_get(root, "quantization_config");
     if (!json_is_object(q))
         q = json_object_get(json_object_get(root, "text_config"), "quantization_config");

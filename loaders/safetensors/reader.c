@@ -11,7 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
+#include <megatrain/json.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -229,7 +229,7 @@ static mt_status open_shard(st_reader *r, int32_t shard)
     if ((status = read_at(s, 8, (int64_t)n, text)))
         goto out;
     json_error_t error;
-    header = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &error);
+    header = mt_json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &error);
     if (!json_is_object(header)) {
         status =
             mt_fail(MT_ERR_FORMAT, "%s: bad header: %s (byte %d); expected a JSON object", s->path,
@@ -354,7 +354,7 @@ static mt_status check_index(const st_reader *r, const char *index, const json_t
 static mt_status open_index(st_reader *r, const char *index)
 {
     json_error_t error;
-    json_t *root = json_load_file(index, JSON_REJECT_DUPLICATES, &error);
+    json_t *root = mt_json_load_file(index, JSON_REJECT_DUPLICATES, &error);
     if (!root)
         return mt_fail(MT_ERR_FORMAT, "%s:%d:%d: %s", index, error.line, error.column, error.text);
     const json_t *map = json_object_get(root, "weight_map");

@@ -183,7 +183,7 @@ mt_status tok_read_json(const char *path, json_t **ret, uint64_t *ret_hash)
     if (status)
         return status;
     json_error_t error;
-    json_t *json = json_loadb(bytes, n, JSON_ALLOW_NUL, &error);
+    json_t *json = mt_json_loadb(bytes, n, JSON_ALLOW_NUL, &error);
     if (!json)
         status = mt_fail(MT_ERR_FORMAT, "%s:%d:%d: %s; is the file complete?", path, error.line,
                          error.column, error.text);

@@ -8,7 +8,7 @@
 
 #include "tokenizer.h"
 
-#include <jansson.h>
+#include <megatrain/json.h>
 
 /* A file that is being read. */
 typedef struct tok_file {

@@ -41,11 +41,15 @@ static bool is_token(const tokenizer *t, int64_t id)
     return id >= 0 && id < t->vocab.size && t->vocab.text[id].p;
 }
 
-static void take_role(const tok_file *f, const json_t *root, int which)
+static mt_status take_role(const tok_file *f, const json_t *root, int which)
 {
     tokenizer *t = f->t;
     const char *text = text_of(json_object_get(root, roles[which].text_key));
-    int64_t id = id_of(json_object_get(root, roles[which].id_key));
+    const json_t *number = json_object_get(root, roles[which].id_key);
+    int64_t id = id_of(number);
+    if (json_is_real(number))
+        return tok_unexpected(f, tok_place_member((tok_place){ "" }, roles[which].id_key), number,
+                              "the id of a token");
     if (text) {
         id = tok_table_find(&t->vocab.by_text, tok_literal(text));
         if (id < 0 && text[0])
@@ -54,6 +58,7 @@ static void take_role(const tok_file *f, const json_t *root, int which)
     }
     if (is_token(t, id))
         t->special[which] = (int32_t)id;
+    return MT_OK;
 }
 
 /* add_bos_token and add_eos_token, where either is there. */
@@ -110,10 +115,10 @@ mt_status tok_load_special(tokenizer *t, const char *folder)
         mt_status status = tok_read_json(path, &root, NULL);
         if (status)
             return status;
-        for (int which = 0; which < ROLES; which++)
+        for (int which = 0; which < ROLES && !status; which++)
             if (t->special[which] < 0)
-                take_role(&(tok_file){ path, t }, root, which);
-        if (i == 0)
+                status = take_role(&(tok_file){ path, t }, root, which);
+        if (!status && i == 0)
             status = read_additions(&(tok_file){ path, t }, root, &added);
         json_decref(root);
         if (status)

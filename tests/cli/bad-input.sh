@@ -81,6 +81,12 @@ expect 1 "'data.tokenizer' names 'nowhere', which does not exist" \
 expect 1 "'data.tokenizer' cannot be had" 'text.txt: is no tokenizer.json; expected one, or a folder that has one' \
     -- train run.yaml output_dir=new data.tokenizer=text.txt
 
+cp "$source_root/tests/cli/bytes-tokenizer.json" tokenizer.json
+echo '{ "eos_token_id": 1000000000000000019884624838656 }' >generation_config.json
+expect 1 "generation_config.json: eos_token_id: found the number 1e+30, expected the id of a token" \
+    -- tokenize --tokenizer tokenizer.json --file text.txt
+rm generation_config.json
+
 # ---- plugins ---------------------------------------------------------------------------------------
 
 sed 's/model_type: llama/model_type: lama/' model.yaml >lama.yaml
@@ -146,6 +152,10 @@ expect 1 'bad' 'model.layers.2.' -- train "${pretrained[@]}"
 weights bad
 sed -i 's/{/{{/' bad/config.json
 expect 1 'config.json:1:' -- train "${pretrained[@]}"
+weights bad
+sed -i -E 's/("num_hidden_layers": *)2/\11000000000000000019884624838656/' bad/config.json
+expect 1 'config.json' "'num_hidden_layers' must be a whole number of at most 64 bits, found the number 1e+30" \
+    -- train "${pretrained[@]}"
 check 'a refused run leaves no checkpoint' test ! -e new/checkpoints/step-000001
 
 # ---- folders and space -------------------------------------------------------------------------------

@@ -54,6 +54,15 @@ expect 1 "bad.jsonl:7: 'content' of a turn is a number" 'data.on_error: skip' --
 expect 0 'bad.jsonl:7: skipped: ' "bad.jsonl:21: skipped: a turn of 'narrator'" \
     'malformed records, skipped: 2' 'messages: 38 samples' -- plan run.yaml data.files=bad.jsonl data.on_error=skip
 
+# An integer of more than 64 bits is none of our business, but for where ids are.
+wide=1000000000000000019884624838656
+sed "3s/^{/{\"id\": $wide, /" chat.jsonl >wide.jsonl
+expect 0 'messages: 40 samples' -- plan run.yaml data.files=wide.jsonl
+echo "{\"input_ids\": [1, $wide]}" >ids.jsonl
+expect 1 'ids.jsonl:1: token 1 of input_ids is no integer' -- plan run.yaml data.files=ids.jsonl
+echo "{\"id\": $wide, \"text\": \"Say one.\"}" >text.jsonl
+expect 0 'tokens of 1 document' -- tokenize --tokenizer words --file text.jsonl -o text.bin
+
 # ---- other files --------------------------------------------------------------------------------
 
 "$megatrain" tokenize --tokenizer words --file "$source_root/LICENSE" --separator blank_line -o license.bin 2>/dev/null

@@ -17,6 +17,13 @@ for name in tokenizer.json tokenizer_config.json; do
     check "with its $name" cmp "$example/tokenizer/$name" "$scratch/base/$name"
 done
 
+# What transformers writes where no length was set, more than 64 bits.
+wide=1000000000000000019884624838656
+sed -i "s/\"model_max_length\": 128/\"model_max_length\": $wide/" "$scratch/base/tokenizer_config.json"
+sed -i "1s/{/{ \"max_length\": $wide,/" "$scratch/base/config.json"
+echo "{ \"eos_token_id\": 1, \"max_length\": $wide }" >"$scratch/base/generation_config.json"
+check 'of tokenizer_config.json' grep -q "_length\": $wide" "$scratch/base/tokenizer_config.json"
+
 # ---- killed in the middle of epoch 2 --------------------------------------------------------------
 
 # 6 steps an epoch.
@@ -64,6 +71,8 @@ says 'Sofia.' "$scratch/run/model" --prompt 'Which city governs Bulgaria?' --sys
 check 'the card knows the base' grep -q 'base_model: "base"' "$scratch/run/model/README.md"
 check 'the folder is complete' test -f "$scratch/run/model/config.json" -a \
     -f "$scratch/run/model/tokenizer.json" -a -f "$scratch/run/model/tokenizer_config.json"
+
+check 'what it says of lengths is as it was' cmp "$scratch/base/tokenizer_config.json" "$scratch/run/model/tokenizer_config.json"
 
 # ---- evaluated on any data ---------------------------------------------------------------------------
 
