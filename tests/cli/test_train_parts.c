@@ -8,10 +8,14 @@
 #include "core/train/metrics.h"
 #include "core/train/sample.h"
 #include "core/train/schedule.h"
+#include "core/train/signals.h"
 
 #include "../check.h"
 
 #include <math.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- schedules: expected values are those of transformers/optimization.py -------------------- */
@@ -364,6 +368,40 @@ static void metrics_lines_are_json(void)
     CHECK(metrics_close(m) == MT_OK);
 }
 
+/* ---- signals --------------------------------------------------------------------------------- */
+
+enum { SURVIVED = 3, NOT_ASKED = 4 };
+
+/* Status of a process that catches signals and gets a second one `ms` after the first. */
+static int status_of_two_signals(long ms)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        const struct timespec pause = { ms / 1000, ms % 1000 * 1000000 };
+        train_catch_signals();
+        bool before = train_stop_requested();
+        raise(SIGTERM);
+        if (before || !train_stop_requested())
+            _exit(NOT_ASKED);
+        nanosleep(&pause, NULL);
+        raise(SIGINT);
+        _exit(SURVIVED);
+    }
+    int status = -1;
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void a_signal_repeated_at_once_is_the_same(void)
+{
+    CHECK(status_of_two_signals(0) == SURVIVED);
+}
+
+static void a_later_signal_ends_at_once(void)
+{
+    CHECK(status_of_two_signals(1100) == 75);
+}
+
 int main(void)
 {
     snprintf(metrics_path, sizeof metrics_path, "/tmp/mt-metrics-%d.jsonl", (int)getpid());
@@ -383,6 +421,8 @@ int main(void)
     RUN(terminals_get_no_control_characters);
     RUN(metrics_are_cut_to_the_checkpoint);
     RUN(metrics_lines_are_json);
+    RUN(a_signal_repeated_at_once_is_the_same);
+    RUN(a_later_signal_ends_at_once);
     unlink(metrics_path);
     return check_done();
 }

@@ -122,6 +122,7 @@ expect 0 'resuming from' 'finished: step 240 of 240' -- train run.yaml "${hung_u
 check 'SIGHUP and resume: the checkpoint' \
     same_checkpoint long/checkpoints/step-000240 hung-up/checkpoints/step-000240
 
+# As timeout and job managers do: the process, then its whole group.
 twice=("${long[@]}" output_dir=twice)
 "$megatrain" train run.yaml "${twice[@]}" >out 2>&1 &
 pid=$!
@@ -130,6 +131,7 @@ kill -TERM $pid
 kill -INT $pid
 wait $pid
 check 'two signals: exit code 75' test $? = 75
+check 'two signals at once are one: the step is saved' grep -q 'the same command goes on' out
 expect 0 'resuming from' 'finished: step 240 of 240' -- train run.yaml "${twice[@]}"
 check 'two signals and resume: the checkpoint' \
     same_checkpoint long/checkpoints/step-000240 twice/checkpoints/step-000240
