@@ -223,11 +223,12 @@ static mt_status check_dtype(const mt_tensor_info *info, mt_dtype want, const ch
                       mt_dtype_name(info->dtype), mt_dtype_name(want));
 }
 
+/* Once state.json is known to list what the model has, a file that differs is damaged. */
 static mt_status unknown_tensor(const mt_tensor_info *info, const char *file)
 {
     return status_set(MT_ERR_FORMAT,
-                      "%s: tensor '%s' belongs to nothing in this model; is the checkpoint of "
-                      "another model?",
+                      "%s: tensor '%s' is not one of those that " CHECKPOINT_STATE_FILE
+                      " lists; the file is damaged: use another checkpoint",
                       file, info->name);
 }
 
@@ -237,32 +238,50 @@ static mt_status check_count(int64_t found, int64_t expected, const char *what, 
     if (found == expected)
         return MT_OK;
     return status_set(MT_ERR_FORMAT,
-                      "%s: %lld %s, expected %lld; is the checkpoint of another "
-                      "model?",
+                      "%s: its files hold %lld %s, " CHECKPOINT_STATE_FILE
+                      " lists %lld; it is damaged: use another checkpoint",
                       path, (long long)found, what, (long long)expected);
 }
 
-static mt_status name_missing_tensor(const tensor_map *map, const mt_weights *format,
-                                     const void *reader, const char *path)
+/* The checkpoint is good, but of another model. */
+static mt_status other_model(const char *path, const char *found)
 {
-    int64_t n = format->count(reader);
-    bool *seen = calloc((size_t)map->n + 1, sizeof *seen);
-    if (!seen)
-        return status_nomem("names of tensors", (size_t)map->n);
-    mt_tensor_info info;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t t = format->info(reader, i, &info) ? -1 : tensor_map_find(map, info.name);
-        if (t >= 0)
-            seen[t] = true;
+    return status_set(MT_ERR_INVALID,
+                      "%s: %s; go on with the model that the checkpoint was made with, or begin "
+                      "with this one in another output_dir",
+                      path, found);
+}
+
+/* state.json lists the tensors of the files: with others, the model is another one. */
+static mt_status check_model(const tensor_map *map, const json_t *root, const char *path)
+{
+    json_t *sums = json_object_get(root, "weights"), *sum;
+    const char *name;
+    char found[1200];
+    for (int64_t t = 0; t < map->n; t++)
+        if (!json_object_get(sums, map->tensors[t].name)) {
+            snprintf(found, sizeof found, "it has no tensor '%.1000s', which the model needs",
+                     map->tensors[t].name);
+            return other_model(path, found);
+        }
+    json_object_foreach(sums, name, sum)
+    {
+        if (tensor_map_find(map, name) >= 0)
+            continue;
+        snprintf(found, sizeof found, "its tensor '%.1000s' belongs to nothing in the model", name);
+        return other_model(path, found);
     }
-    mt_status status = MT_OK;
-    for (int64_t t = 0; t < map->n && !status; t++)
-        if (!seen[t])
-            status = status_set(MT_ERR_FORMAT,
-                                "%s: tensor '%s' is missing; is the checkpoint of another model?",
-                                path, map->tensors[t].name);
-    free(seen);
-    return status;
+    return MT_OK;
+}
+
+static mt_status check_shape(const mt_tensor_info *want, const mt_tensor_info *info,
+                             const char *file, const char *path)
+{
+    char found[1200];
+    if (weights_check_shape(want, info, file) == MT_OK)
+        return MT_OK;
+    snprintf(found, sizeof found, "%.1100s", status_text());
+    return other_model(path, found);
 }
 
 /* States are of parameters that are trained: fewer or more of them freeze. */
@@ -288,9 +307,8 @@ static mt_status load_weights(store *s, const json_t *root, const char *path,
     mt_status status = format->open(path, &reader);
     if (status)
         return status;
-    if ((status = tensor_map_create(s->m, NULL, &map)) ||
-        (status = weights_buffer_init(&b, WEIGHTS_PIECE)) ||
-        (status = name_missing_tensor(map, format, reader, path)))
+    if ((status = tensor_map_create(s->m, NULL, &map)) || (status = check_model(map, root, path)) ||
+        (status = weights_buffer_init(&b, WEIGHTS_PIECE)))
         goto out;
     int64_t n = format->count(reader);
     for (int64_t i = 0; i < n && !status; i++) {
@@ -306,7 +324,7 @@ static mt_status load_weights(store *s, const json_t *root, const char *path,
         mt_tensor_info want = tensor_info(&map->tensors[t], dtype);
         status = check_dtype(&info, dtype, file);
         if (!status)
-            status = weights_check_shape(&want, &info, file);
+            status = check_shape(&want, &info, file, path);
         XXH3_64bits_reset(hash);
         if (!status)
             status = weights_read_tensor(&to, map, t, 0, map->tensors[t].matrices, format, reader,
@@ -323,6 +341,11 @@ out:
     return status;
 }
 
+static bool is_trained(const store *s, int32_t param)
+{
+    return !(s->m->params[param].flags & MT_PARAM_FROZEN);
+}
+
 /* "NAME.m" -> parameter NAME and the plane m. */
 static bool find_state(const store *s, const char *name, int32_t *ret_param, uint32_t *ret_state)
 {
@@ -336,13 +359,42 @@ static bool find_state(const store *s, const char *name, int32_t *ret_param, uin
         memcpy(param, name, n - tail - 1);
         param[n - tail - 1] = '\0';
         int32_t p = model_find_param(s->m, param);
-        if (p < 0 || (s->m->params[p].flags & MT_PARAM_FROZEN))
+        if (p < 0 || !is_trained(s, p))
             continue;
         *ret_param = p;
         *ret_state = k;
         return true;
     }
     return false;
+}
+
+/* state.json lists the states too: those of the parameters that were trained. */
+static mt_status check_trained(const store *s, const json_t *root, const char *path)
+{
+    json_t *sums = json_object_get(root, "optimizer"), *sum;
+    const char *name;
+    char found[1200], state[1100];
+    int32_t p = 0;
+    uint32_t k = 0;
+    json_object_foreach(sums, name, sum)
+    {
+        if (find_state(s, name, &p, &k))
+            continue;
+        snprintf(found, sizeof found,
+                 "it holds the optimizer state '%.1000s', which is of no parameter that is trained",
+                 name);
+        return other_states(path, found);
+    }
+    for (p = 0; p < s->m->n_params; p++)
+        for (k = 0; k < s->n_states && is_trained(s, p); k++) {
+            snprintf(state, sizeof state, "%.1000s.%s", s->m->params[p].name, s->states[k].name);
+            if (json_object_get(sums, state))
+                continue;
+            snprintf(found, sizeof found,
+                     "it lacks the optimizer state '%s' of a parameter that is trained", state);
+            return other_states(path, found);
+        }
+    return MT_OK;
 }
 
 /* Straight into the plane, piece by piece so that the checksum finds the data in the cache. */
@@ -380,12 +432,8 @@ static mt_status load_states(store *s, const json_t *root, const char *path,
         uint32_t k = 0;
         if ((status = format->info(reader, i, &info)))
             break;
-        if (!find_state(s, info.name, &p, &k)) {
-            char found[1100];
-            snprintf(found, sizeof found, "'%.1000s' is a state of no parameter that is trained",
-                     info.name);
-            status = other_states(path, found);
-        }
+        if (!find_state(s, info.name, &p, &k))
+            status = unknown_tensor(&info, file);
         if (!status)
             status = check_dtype(&info, s->states[k].dtype, file);
         if (!status) {
@@ -398,13 +446,9 @@ static mt_status load_states(store *s, const json_t *root, const char *path,
             status = checkpoint_check_sum(sums, info.name, hash, file);
     }
     for (int32_t p = 0; p < s->m->n_params; p++)
-        want += s->m->params[p].flags & MT_PARAM_FROZEN ? 0 : s->n_states;
-    if (!status && n != want) {
-        char found[96];
-        snprintf(found, sizeof found, "%lld tensors of optimizer states, expected %lld",
-                 (long long)n, (long long)want);
-        status = other_states(path, found);
-    }
+        want += is_trained(s, p) ? s->n_states : 0;
+    if (!status)
+        status = check_count(n, want, "optimizer states", path);
     format->close(reader);
     return status;
 }
@@ -421,7 +465,8 @@ mt_status checkpoint_load(store *s, const char *path, const mt_weights *format,
     if ((status = checkpoint_state_unpack(root, path, &state)) ||
         (status = check_state_sum(root, path)))
         goto out;
-    if (s->n_states && (status = check_states(s, root, path)))
+    if (s->n_states &&
+        ((status = check_states(s, root, path)) || (status = check_trained(s, root, path))))
         goto out;
     if (!(hash = XXH3_createState())) {
         status = status_nomem("checksums", 1024);

@@ -59,12 +59,18 @@ static mt_status check_resumed(const loop *l)
     return st;
 }
 
-/* Tells of the checkpoint before the one that cannot be read, whose text is the present one. */
+/* What cannot be read; settings that do not fit a checkpoint are no fault of the checkpoint. */
+static bool is_damaged(mt_status st)
+{
+    return st == MT_ERR_FORMAT || st == MT_ERR_IO || st == MT_ERR_NOT_FOUND;
+}
+
+/* Puts the text in front, and behind it the checkpoint before one that is damaged. */
 static mt_status cannot_resume(const loop *l, mt_status st)
 {
     char text[2048], older[RUN_FOLDER_PATH];
     snprintf(text, sizeof text, "%s", status_text());
-    if (checkpoint_older(l->folder.resume, older, sizeof older) != MT_OK)
+    if (!is_damaged(st) || checkpoint_older(l->folder.resume, older, sizeof older) != MT_OK)
         return status_set(st, "cannot resume: %s", text);
     return status_set(st,
                       "cannot resume: %s; the one before it is %s: remove %s to go on from there",

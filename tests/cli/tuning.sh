@@ -52,9 +52,11 @@ check 'its neighbours move' other_tensor $begun one/$last model.layers.0.self_at
 expect 0 'finished: step 5 of 5' -- train run.yaml output_dir=one "${short[@]}" train.max_steps=5 \
     'train.freeze=model.layers.0.*q_proj*'
 check 'and after a resume' same_tensor $begun one/checkpoints/step-000005 $query
-expect 1 'expected' 'with the train.freeze that the checkpoint was made with' \
+expect 1 "lacks the optimizer state 'model.layers.0.self_attn.q_proj.weight.m'" \
+    'with the train.freeze that the checkpoint was made with' 'another output_dir' \
     -- train run.yaml output_dir=one "${short[@]}" train.max_steps=6
-expect 1 'a state of no parameter that is trained' 'with the train.freeze that the checkpoint' \
+check 'a good checkpoint is not to be removed' bash -c '! grep -q "remove" out'
+expect 1 'which is of no parameter that is trained' 'with the train.freeze that the checkpoint' \
     -- train run.yaml output_dir=one "${short[@]}" train.max_steps=6 \
     'train.freeze=["model.layers.0.*q_proj*", "block.1.*"]'
 rm -rf all && expect 0 -- train run.yaml output_dir=all "${short[@]}"
