@@ -271,24 +271,30 @@ static mt_status resolve_paths(const reader *in)
     return s;
 }
 
-/* runs/NAME for .../NAME.yaml; becomes part of the effective manifest. */
+/* Makes a default that depends on where and when it is read part of the effective manifest. */
+static mt_status keep_default(config *c, const char *key, const char *text)
+{
+    node *value = node_create(c, NODE_STRING, c->root->mark);
+    if (!value)
+        return MT_ERR_NOMEM;
+    value->text = text;
+    node_item *item = node_find(c->root, key);
+    if (item) /* it is there, but null */
+        item->value = value;
+    else if (!node_append(c, c->root, key, c->root->mark, value))
+        return MT_ERR_NOMEM;
+    node_find(c->root, key)->asked = true;
+    return MT_OK;
+}
+
+/* runs/NAME for .../NAME.yaml. */
 static mt_status default_output_dir(run_manifest *r)
 {
-    config *c = r->config;
     const char *slash = strrchr(r->path, '/'), *name = slash ? slash + 1 : r->path;
     const char *dot = strrchr(name, '.');
     int n = dot && dot != name ? (int)(dot - name) : (int)strlen(name);
-    node *value = node_create(c, NODE_STRING, c->root->mark);
-    if (!value || !(value->text = arena_printf(&c->arena, "runs/%.*s", n, name)))
-        return MT_ERR_NOMEM;
-    r->output_dir = value->text;
-    node_item *item = node_find(c->root, "output_dir");
-    if (item) /* it is there, but null */
-        item->value = value;
-    else if (!node_append(c, c->root, "output_dir", c->root->mark, value))
-        return MT_ERR_NOMEM;
-    node_find(c->root, "output_dir")->asked = true;
-    return MT_OK;
+    r->output_dir = arena_printf(&r->config->arena, "runs/%.*s", n, name);
+    return r->output_dir ? keep_default(r->config, "output_dir", r->output_dir) : MT_ERR_NOMEM;
 }
 
 /* ---- several keys together ------------------------------------------------------------------ */
@@ -299,7 +305,8 @@ static mt_status read_init(const reader *in)
     struct stat st;
     bool folder = stat(r->model, &st) == 0 && S_ISDIR(st.st_mode);
     const char *init = folder ? "pretrained" : "random";
-    mt_status s = mt_config_string(in->root, "init", init, &init);
+    mt_status s = in->root->has(in->root, "init") ? in->root->get_string(in->root, "init", &init)
+                                                  : keep_default(r->config, "init", init);
     if (s != MT_OK)
         return s;
     r->from_scratch = strcmp(init, "random") == 0;

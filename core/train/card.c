@@ -53,35 +53,23 @@ static void name_base(const char *folder, char ret[256])
         snprintf(ret, 256, "%.255s", last_part(path));
 }
 
-/* RUN/checkpoints/step-NNNNNN belongs to RUN/run.yaml, if that is there and can be read. */
+/* Of the run that the checkpoint belongs to, as far as its folder tells. */
 static void find_run(const char *checkpoint, run_facts *ret)
 {
-    char path[PATH_MAX + 32], *real = realpath(checkpoint, NULL);
+    char path[RUN_FOLDER_PATH + sizeof RUN_FOLDER_MANIFEST + 1];
+    run_base base;
     size_t n = 0;
     *ret = (run_facts){ .name = "model" };
-    for (int up = 0; real && up < 2; up++) {
-        char *slash = strrchr(real, '/');
-        if (slash)
-            *slash = '\0';
-    }
-    if (real) {
-        snprintf(path, sizeof path, "%s/" RUN_FOLDER_MANIFEST, real);
-        snprintf(ret->name, sizeof ret->name, "%s", last_part(real));
-    }
-    config *c = NULL;
-    const mt_config *root = NULL;
-    const char *base = NULL, *init = NULL;
-    if (real && files_is_file(path) && config_read_yaml(path, &c) == MT_OK)
-        root = config_section(c, "");
-    if (root && root->get_string(root, "model", &base) == MT_OK) {
-        name_base(base, ret->base);
-        ret->pretrained = mt_config_string(root, "init", "", &init) == MT_OK &&
-                          strcmp(init, "random") != 0 && files_is_folder(base);
-        if (config_read_file(path, &ret->manifest, &n) != MT_OK)
-            ret->manifest = NULL;
-    }
-    config_destroy(c);
-    free(real);
+    bool known = run_folder_find_base(checkpoint, &base);
+    if (base.folder[0])
+        snprintf(ret->name, sizeof ret->name, "%.255s", last_part(base.folder));
+    if (!known)
+        return;
+    name_base(base.model, ret->base);
+    ret->pretrained = !base.from_scratch;
+    snprintf(path, sizeof path, "%s/" RUN_FOLDER_MANIFEST, base.folder);
+    if (config_read_file(path, &ret->manifest, &n) != MT_OK)
+        ret->manifest = NULL;
 }
 
 static void row(FILE *f, const char *what, const char *text)

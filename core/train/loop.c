@@ -59,6 +59,13 @@ static bool log_is_due(const loop *l, int64_t step)
     return every(step, l->run->logging_steps) || step == 1 || is_last(l, step);
 }
 
+bool loop_is_finished(const loop *l)
+{
+    int64_t patience = l->run->early_stopping_patience;
+    return l->state.step >= l->schedule.total ||
+           (patience > 0 && l->state.evaluations_since_best >= patience);
+}
+
 bool loop_eval_is_due(const loop *l, int64_t step)
 {
     return l->s->validation_documents > 0 && (every(step, l->run->eval_steps) || is_last(l, step));
@@ -308,16 +315,10 @@ static mt_status stop_if_asked(void)
     return train_stop_requested() ? status_set(MT_ERR_STOPPED, "stopped by a signal") : MT_OK;
 }
 
-static bool out_of_patience(const loop *l)
-{
-    int64_t patience = l->run->early_stopping_patience;
-    return patience > 0 && l->state.evaluations_since_best >= patience;
-}
-
 static mt_status steps(loop *l)
 {
     mt_status st = stop_if_asked();
-    while (st == MT_OK && l->state.step < l->schedule.total && !out_of_patience(l)) {
+    while (st == MT_OK && !loop_is_finished(l)) {
         st = next_step(l);
         if (st == MT_OK)
             st = stop_if_asked();
@@ -384,8 +385,7 @@ static mt_status export_run(const loop *l, const char *folder)
 static mt_status export_if_asked(const loop *l, bool trained)
 {
     char folder[RUN_FOLDER_PATH];
-    bool finished = l->state.step >= l->schedule.total || out_of_patience(l);
-    if (!export_folder(l->run, folder) || !finished || !l->folder.resume[0] ||
+    if (!export_folder(l->run, folder) || !loop_is_finished(l) || !l->folder.resume[0] ||
         (!trained && files_is_folder(folder)))
         return MT_OK;
     return export_run(l, folder);

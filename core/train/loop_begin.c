@@ -94,9 +94,13 @@ static mt_status resume(loop *l)
     l->saved_step = l->state.step;
     if (l->state.skipped_in_a_row == 0)
         strcpy(l->good, l->folder.resume);
-    log_write(MT_LOG_INFO, "resuming from %s: step %lld of %lld done%s", l->folder.resume,
-              (long long)l->state.step, (long long)l->schedule.total,
-              l->state.step >= l->schedule.total ? "; nothing is left to do" : "");
+    log_write(MT_LOG_INFO, "resuming from %s: step %lld of %lld done", l->folder.resume,
+              (long long)l->state.step, (long long)l->schedule.total);
+    if (l->state.step >= l->schedule.total)
+        log_write(MT_LOG_INFO,
+                  "nothing is left to do, and no other setting has an effect: raise train.%s to go "
+                  "on, or name another output_dir to train anew",
+                  l->run->max_steps > 0 ? "max_steps" : "num_train_epochs");
     return MT_OK;
 }
 
@@ -137,7 +141,8 @@ mt_status loop_begin(loop *l)
         return st;
     const metrics_resume from = { l->state.step, loop_eval_is_due(l, l->state.step) };
     st = metrics_cut(l->metrics, resumed ? &from : NULL, &has_eval);
-    if (st == MT_OK)
+    /* The manifest that is there tells how a finished run was trained. */
+    if (st == MT_OK && !(resumed && loop_is_finished(l)))
         st = run_folder_write_manifest(l->run);
     l->ended = loop_now();
     /* A signal may have come between the step and its evaluation. */

@@ -28,6 +28,8 @@ typedef struct loop {
 } loop;
 
 double loop_now(void); /* seconds of the monotonic clock */
+/* All steps are done, or too many evaluations in a row were no better than the best. */
+bool loop_is_finished(const loop *l);
 bool loop_eval_is_due(const loop *l, int64_t step);
 /* Evaluates now, writes it down, and remembers the best. */
 mt_status loop_evaluate(loop *l);

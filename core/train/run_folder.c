@@ -11,6 +11,8 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static mt_status join(const char *folder, const char *name, char ret[RUN_FOLDER_PATH])
@@ -57,6 +59,71 @@ static mt_status choose_resume(const run_manifest *run, run_folder *f)
                  "resume_from_checkpoint: auto");
 }
 
+/* Folder of the run that a checkpoint belongs to; "" where there is none. */
+static void find_folder(const char *checkpoint, char ret[RUN_FOLDER_PATH])
+{
+    char *real = realpath(checkpoint, NULL);
+    for (int up = 0; real && up < 2; up++) {
+        char *slash = strrchr(real, '/');
+        if (slash)
+            *slash = '\0';
+    }
+    snprintf(ret, RUN_FOLDER_PATH, "%s", real ? real : "");
+    free(real);
+}
+
+bool run_folder_find_base(const char *checkpoint, run_base *ret)
+{
+    char path[RUN_FOLDER_PATH];
+    config *whole = NULL;
+    const mt_config *c = NULL;
+    const char *name = NULL, *init = NULL;
+    *ret = (run_base){ 0 };
+    find_folder(checkpoint, ret->folder);
+    if (ret->folder[0] && join(ret->folder, RUN_FOLDER_MANIFEST, path) == MT_OK &&
+        files_is_file(path) && config_read_yaml(path, &whole) == MT_OK)
+        c = config_section(whole, "");
+    bool known = c && c->get_string(c, "model", &name) == MT_OK &&
+                 strlen(name) < sizeof ret->model &&
+                 mt_config_string(c, "init", "", &init) == MT_OK;
+    if (known) {
+        strcpy(ret->model, name);
+        ret->from_scratch = init[0] ? strcmp(init, "random") == 0 : !files_is_folder(name);
+    }
+    config_destroy(whole);
+    return known;
+}
+
+/* A run goes on with the model that it began with, which need not lie where it lay. */
+static mt_status check_base(const run_manifest *run, const run_folder *f)
+{
+    run_base base;
+    struct stat then, now;
+    if (!f->resume[0] || !run_folder_find_base(f->resume, &base))
+        return MT_OK;
+    const mt_config *c = config_section(run->config, "");
+    bool gone = stat(base.model, &then) != 0;
+    if (!gone && stat(run->model, &now) == 0 &&
+        (then.st_dev != now.st_dev || then.st_ino != now.st_ino))
+        return c->reject(c, "model",
+                         "is %s, but the run of %s began with %s; name that one again, or another "
+                         "output_dir for a run that begins with this one",
+                         run->model, f->resume, base.model);
+    if (base.from_scratch != run->from_scratch) {
+        static const char *const init[] = { "pretrained", "random" };
+        return c->reject(c, "init",
+                         "is %s, but the run of %s began with %s weights; set init: %s, or name "
+                         "another output_dir",
+                         init[run->from_scratch], f->resume, init[base.from_scratch],
+                         init[base.from_scratch]);
+    }
+    if (gone)
+        log_write(MT_LOG_WARNING,
+                  "%s, with which the run of %s began, is not there any more; %s takes its place",
+                  base.model, f->resume, run->model);
+    return MT_OK;
+}
+
 mt_status run_folder_check(const run_manifest *run)
 {
     if (access(run->output_dir, F_OK) != 0 || files_is_folder(run->output_dir))
@@ -83,6 +150,8 @@ mt_status run_folder_open(run_manifest *run, run_folder *ret, metrics **ret_metr
     st = metrics_open(f.metrics, &m);
     if (st == MT_OK)
         st = choose_resume(run, &f);
+    if (st == MT_OK)
+        st = check_base(run, &f);
     if (st != MT_OK) {
         metrics_close(m);
         return st;

@@ -25,8 +25,9 @@ typedef struct run_folder {
 mt_status run_folder_check(const run_manifest *run);
 
 /* Makes the folder and decides, by resume_from_checkpoint, what the run starts from. A folder that
- * holds checkpoints is refused when the run is to start anew. ret_metrics locks the folder, from
- * before that decision until it is closed; NULL on failure. [main] */
+ * holds checkpoints is refused when the run is to start anew, and a checkpoint whose run began with
+ * another model or init, for then model cards would name the wrong one. ret_metrics locks the
+ * folder, from before that decision until it is closed; NULL on failure. [main] */
 mt_status run_folder_open(run_manifest *run, run_folder *ret, metrics **ret_metrics);
 
 /* Writes the effective manifest. */
@@ -38,5 +39,16 @@ mt_status run_folder_find_model(const char *path, char ret[RUN_FOLDER_PATH]);
 
 /* Is there a run folder at `path`? */
 bool run_folder_is(const char *path);
+
+/* What the manifest in a run folder says that the run began with. */
+typedef struct run_base {
+    char folder[RUN_FOLDER_PATH]; /* of the run */
+    char model[RUN_FOLDER_PATH];
+    bool from_scratch; /* with random weights */
+} run_base;
+
+/* The base of the run that the checkpoint RUN/checkpoints/step-NNNNNN belongs to. False where there
+ * is no RUN/run.yaml that can be read; ret->folder is RUN all the same, or "". [main] */
+bool run_folder_find_base(const char *checkpoint, run_base *ret);
 
 #endif

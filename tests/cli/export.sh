@@ -149,6 +149,29 @@ expect 0 'exported second/checkpoints/step-000001 to second/model' \
     -- train run.yaml model=start output_dir=second train.max_steps=1 "${short[@]}"
 expect 0 -- train run.yaml model=start output_dir=second train.max_steps=1 "${short[@]}"
 check 'but not twice' bash -c '! grep -q exported out'
+# Manifest and card tell how the run was trained: not what a run asked for that did nothing, nor
+# that it began with what it did not begin with.
+cp second/run.yaml as-trained.yaml
+expect 0 'nothing is left to do' 'raise train.max_steps' 'another output_dir' \
+    -- train run.yaml model=start output_dir=second train.max_steps=1 "${short[@]}" train.learning_rate=0.5
+check 'nothing done: the manifest stays' cmp as-trained.yaml second/run.yaml
+cp -r start other
+expect 1 "argument 'model=other': 'model' is $PWD/other" "began with $PWD/start" 'another output_dir' \
+    -- train run.yaml model=other output_dir=second train.max_steps=2 "${short[@]}"
+expect 1 "'init' is random" 'began with pretrained weights' \
+    -- train run.yaml model=start init=random output_dir=second train.max_steps=2 "${short[@]}"
+check 'refused: the manifest stays' cmp as-trained.yaml second/run.yaml
+cp -r second moved
+sed -i "s#$PWD/start#$PWD/elsewhere-before/start#" moved/run.yaml
+expect 0 'elsewhere-before/start, with which the run' "$PWD/start takes its place" 'finished: step 2' \
+    -- train run.yaml model=start output_dir=moved train.max_steps=2 "${short[@]}"
+ln -s start same
+expect 0 'finished: step 3' -- train run.yaml model=same output_dir=moved train.max_steps=3 "${short[@]}"
+cp -r start left
+expect 0 -- train run.yaml model=left output_dir=orphan train.max_steps=1 "${short[@]}"
+rm -rf left orphan/model
+expect 0 -- export orphan -o orphan/model
+check 'the base is gone: the card still names it' grep -q '^base_model: "left"' orphan/model/README.md
 cp -r second more-steps
 expect 0 'to more-steps/model' -- train run.yaml model=start output_dir=more-steps train.max_steps=2 "${short[@]}"
 check 'more steps: another model' bash -c '! cmp -s second/model/model.safetensors more-steps/model/model.safetensors'
