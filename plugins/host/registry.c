@@ -98,7 +98,10 @@ static mt_status add_manifest(const char *path)
             continue;
         if (!first->shadows)
             first->shadows = r.path;
-        log_write(MT_LOG_INFO, "plugin '%s': %s shadows %s", r.name, first->path, r.path);
+        /* A build beside an installation hides all of its plugins, which nobody wonders at. */
+        log_write(strcmp(first->version, r.version) == 0 ? MT_LOG_DEBUG : MT_LOG_INFO,
+                  "plugin '%s': %s (version %s) shadows %s (version %s)", r.name, first->path,
+                  first->version, r.path, r.version);
         return MT_OK;
     }
     for (int32_t i = 0; r.provides[i]; i++) {

@@ -205,6 +205,12 @@ cp mine/* given
 MEGATRAIN_PLUGIN_PATH=$scratch/mine expect 0 "object       $scratch/mine/llama.so" -- plugins info llama
 MEGATRAIN_PLUGIN_PATH=$scratch/mine expect 0 "object       $scratch/given/llama.so" -- \
     plugins info llama --plugin-dir "$scratch/given"
+expect 0 "shadows      $scratch/mine/llama.so" -- \
+    plugins info llama --plugin-dir "$scratch/given" --plugin-dir "$scratch/mine"
+check 'a copy of the same version is not worth a line' bash -c '! grep -q "llama.so (version" out'
+sed -i 's/^version: .*/version: 0.0.1/' mine/llama.yaml
+expect 0 "$scratch/given/llama.so (version" "shadows $scratch/mine/llama.so (version 0.0.1)" -- \
+    plugins list --plugin-dir "$scratch/given" --plugin-dir "$scratch/mine"
 
 expect 0 'commands:' -- --help
 for command in train plan generate eval inspect bench 'bench step' plugins version; do
