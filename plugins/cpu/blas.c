@@ -7,9 +7,11 @@
 #include "device.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 enum { BLAS_ROW_MAJOR = 101, BLAS_NO_TRANS = 111, BLAS_TRANS = 112 };
 
@@ -71,6 +73,66 @@ static bool blas_check(sgemm_fn *sgemm, dgemm_fn *dgemm)
                 return false;
     }
     return true;
+}
+
+/* What OpenBLAS maps for every thread that multiplies, and how many it can have for certain. */
+#define BLAS_BUFFER ((size_t)128 << 20)
+enum { BLAS_BUFFERS = 48 };
+
+/* Maps so many buffers as OpenBLAS would, and lets go of them. Returns how many there is room for;
+ * errno says why not all. */
+static int32_t room_for_buffers(void **buffers, int32_t threads)
+{
+    int32_t n = 0;
+    while (n < threads) {
+        void *p =
+            mmap(NULL, BLAS_BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED)
+            break;
+        buffers[n++] = p;
+    }
+    int e = errno;
+    for (int32_t i = 0; i < n; i++)
+        munmap(buffers[i], BLAS_BUFFER);
+    errno = e;
+    return n;
+}
+
+/* Has the library map its buffers now, where this version lets it be asked: what is allocated
+ * later may take the room. It keeps them. */
+static void take_buffers(void **buffers, int32_t threads)
+{
+    void *(*take)(int);
+    void (*give)(void *);
+    int32_t n = threads < BLAS_BUFFERS ? threads : BLAS_BUFFERS;
+    if (!blas_symbol(blas.library, "blas_memory_alloc", &take) ||
+        !blas_symbol(blas.library, "blas_memory_free", &give))
+        return;
+    for (int32_t i = 0; i < n; i++)
+        buffers[i] = take(0);
+    for (int32_t i = 0; i < n; i++)
+        give(buffers[i]);
+}
+
+mt_status cpu_blas_reserve(cpu_isa isa, int32_t threads)
+{
+    if (isa == CPU_SCALAR)
+        return MT_OK;
+    void **buffers = calloc((size_t)threads, sizeof *buffers);
+    if (!buffers)
+        return mt_fail_nomem();
+    int32_t n = room_for_buffers(buffers, threads);
+    int e = errno;
+    if (n == threads && blas.library)
+        take_buffers(buffers, threads);
+    free(buffers);
+    if (n == threads)
+        return MT_OK;
+    return mt_fail(MT_ERR_NOMEM,
+                   "OpenBLAS needs %zu MiB of address space for each of %d threads, and there is "
+                   "room for %d: %s; raise the limit (ulimit -v), set fewer threads, or run plain "
+                   "C kernels with MEGATRAIN_CPU_FLAGS=scalar",
+                   BLAS_BUFFER >> 20, (int)threads, (int)n, strerror(e));
 }
 
 mt_status cpu_blas_load(cpu_isa isa)

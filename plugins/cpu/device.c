@@ -64,7 +64,9 @@ static mt_status device_open(int32_t index, int32_t threads, void **ret_device)
     mt_status status = cpu_detect_isa(&isa);
     if (status != MT_OK)
         return status;
-    status = cpu_blas_load(isa);
+    status = cpu_blas_reserve(isa, 1); /* for the product that loading checks */
+    if (status == MT_OK)
+        status = cpu_blas_load(isa);
     if (status != MT_OK)
         return status;
     cpu_device *d = calloc(1, sizeof *d);
@@ -74,6 +76,8 @@ static mt_status device_open(int32_t index, int32_t threads, void **ret_device)
     d->threads = threads > 0 ? threads : cpu_limit_threads();
     pthread_mutex_init(&d->lock, NULL);
     status = cpu_pool_create(d->threads, &d->pool);
+    if (status == MT_OK)
+        status = cpu_blas_reserve(isa, d->threads);
     if (status != MT_OK) {
         device_close(d);
         return status;

@@ -88,6 +88,9 @@ void cpu_limit_memory(int64_t *ret_total, int64_t *ret_free);
 /* Loads the library on the first call, after choosing its kernels for `isa`, and checks a small
  * product. Does nothing for CPU_SCALAR. [main] */
 mt_status cpu_blas_load(cpu_isa isa);
+/* Fails unless so many threads can multiply at once, and keeps the address space that this takes:
+ * the library tries for ever to map what it cannot have. [main] */
+mt_status cpu_blas_reserve(cpu_isa isa, int32_t threads);
 /* "SkylakeX", or "none" before the library is loaded. */
 const char *cpu_blas_core(void);
 

@@ -244,6 +244,20 @@ for command in 'tokenize --tokenizer tokenizer.json --no-special --file text.txt
     check "no space: ${command%% *}: says so" grep -q 'cannot write.*File too large' out
 done
 
+# A limit of the address space is found before OpenBLAS tries for ever to get round it. (Sanitizers
+# need more than any limit.)
+for limit in 100000 200000; do
+    (
+        ulimit -v $limit
+        "$megatrain" --help >/dev/null 2>&1 || exit 7
+        timeout -k 1 60 "$megatrain" train run.yaml output_dir=narrow device=cpu threads=2 >out 2>&1
+    )
+    rc=$?
+    ((rc == 7)) && continue
+    check "address space of $limit kB: exit code 1" test $rc = 1
+    check "address space of $limit kB: says so" grep -q '128 MiB of address space for each of .* threads\|cannot load OpenBLAS' out
+done
+
 # ---- what is blamed, and suggested ---------------------------------------------------------------
 
 expect 1 "'output_dir' cannot be used: plain: not a folder" -- train run.yaml output_dir=plain checkpoint.export=true
