@@ -232,11 +232,15 @@ static mt_status not_found(plugin_kind kind, const char *what)
         }
         return status_set(MT_ERR_NOT_FOUND,
                           "no plugin provides %s '%s': there is none of this kind in: %s; name "
-                          "more folders in MEGATRAIN_PLUGIN_PATH",
+                          "more folders with --plugin-dir or in MEGATRAIN_PLUGIN_PATH",
                           plugin_kind_name(kind), what, *list ? list : "(no folder)");
     }
-    return status_set(MT_ERR_NOT_FOUND, "no plugin provides %s '%s'; there is: %s%s",
-                      plugin_kind_name(kind), what, list, near);
+    /* A device is looked for just to see whether it is there. */
+    const char *more = kind == PLUGIN_BACKEND ? ""
+                                              : " (those of other plugins with --plugin-dir DIR or "
+                                                "MEGATRAIN_PLUGIN_PATH)";
+    return status_set(MT_ERR_NOT_FOUND, "no plugin provides %s '%s'; there is: %s%s%s",
+                      plugin_kind_name(kind), what, list, more, near);
 }
 
 mt_status registry_find(plugin_kind kind, const char *what, const char *interface_id,

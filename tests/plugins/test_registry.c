@@ -368,7 +368,8 @@ static void test_search(void)
     CHECK(registry_find(PLUGIN_OPTIM, "momentun", MT_OPTIM_INTERFACE, &table, &r) ==
           MT_ERR_NOT_FOUND);
     CHECK(strcmp(status_text(), "no plugin provides optim 'momentun'; there is: sgd, momentum, "
-                                "failing; did you mean 'momentum'?") == 0,
+                                "failing (those of other plugins with --plugin-dir DIR or "
+                                "MEGATRAIN_PLUGIN_PATH); did you mean 'momentum'?") == 0,
           "%s", status_text());
     CHECK(registry_find(PLUGIN_ARCH, "llama", MT_ARCH_INTERFACE, &table, &r) == MT_ERR_NOT_FOUND);
     CHECK(strstr(status_text(), "no plugin provides arch 'llama'"), "%s", status_text());
