@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,6 +71,20 @@ static inline mt_status mt_files_append_(const char *path, const struct stat *st
     return MT_OK;
 }
 
+/* Refuses a name at which there is nothing, and says where it was looked for. */
+static inline mt_status mt_files_absent_(const mt_config *c, const char *key, const char *path,
+                                         int error)
+{
+    char folder[4096];
+    if (error != ENOENT || *path == '/' || !getcwd(folder, sizeof folder))
+        return c->reject(c, key, "'%s': cannot open: %s; expected a file or a pattern", path,
+                         strerror(error));
+    return c->reject(c, key,
+                     "'%s': cannot open: %s, tried %s/%s; data files are relative to the working "
+                     "directory ('model' and 'tokenizer' to the manifest)",
+                     path, strerror(error), folder, path);
+}
+
 /* Appends one file. Named outright, it must be a file with content; found by a pattern, folders and
  * empty files are passed over. */
 static inline mt_status mt_files_add_(const mt_config *c, const char *key, const char *path,
@@ -77,8 +92,7 @@ static inline mt_status mt_files_add_(const mt_config *c, const char *key, const
 {
     struct stat st;
     if (stat(path, &st) < 0)
-        return c->reject(c, key, "'%s': cannot open: %s; expected a file or a pattern", path,
-                         strerror(errno));
+        return mt_files_absent_(c, key, path, errno);
     if (S_ISDIR(st.st_mode)) {
         if (by_pattern)
             return MT_OK;
@@ -117,7 +131,8 @@ static inline mt_status mt_files_add_pattern_(const mt_config *c, const char *ke
     if (rc == GLOB_NOSPACE)
         return mt_fail_nomem();
     if (rc != 0)
-        return c->reject(c, key, "the pattern '%s' matches no file that can be read", text);
+        return c->reject(c, key, "the pattern '%s' matches no file that can be read%s", text,
+                         *text == '/' ? "" : " (relative to the working directory)");
     qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, mt_files_by_name_);
     int64_t before = l->n;
     mt_status status = MT_OK;
