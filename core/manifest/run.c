@@ -40,6 +40,10 @@ static const struct hint {
 #define NO_QUANT "training on quantized weights is not offered: precision is fp32 or bf16"
 #define NO_SHARD "sharding over processes is not offered: see the section 'memory'"
 #define NO_SIGHT "vision and audio are not offered: MegaTrain trains on text"
+#define NO_HYPER "is a hyper-parameter: set it in the model's config.json or manifest"
+#define NO_BALANCE                                                                                 \
+    NO_HYPER " (for routers that a correction bias balances there is "                             \
+             "train.router_bias_update_rate)"
     { "lora*", NULL, NO_LORA },
     { "qlora*", NULL, NO_LORA },
     { "use_lora", NULL, NO_LORA },
@@ -97,6 +101,12 @@ static const struct hint {
     { "seq_len", "data.max_seq_len", NULL },
     { "seq_length", "data.max_seq_len", NULL },
     { "sequence_len", "data.max_seq_len", NULL },
+    { "output_router_logits", NULL, NO_BALANCE },
+    { "router_aux_loss*", NULL, NO_BALANCE },
+    { "aux_loss*", NULL, NO_BALANCE },
+    { "moe_aux_loss*", NULL, NO_BALANCE },
+    { "rope_*", NULL, NO_HYPER },
+    { "max_position_embeddings", NULL, NO_HYPER },
     { "gradient_checkpointing", "memory.activations", NULL },
 };
 
