@@ -74,26 +74,13 @@ static mt_status evaluate(run_manifest *run, const char *checkpoint, session *s)
     return st;
 }
 
-/* Reads the run with `data`, where it is not NULL, as its validation data. */
-static int read_run(const cli_command *self, char **words, int n_words, const char *data,
-                    run_manifest **ret)
+/* Makes all of `data` the run's validation data, in place of what its manifest says. */
+static mt_status use_data(run_manifest *run, const char *data)
 {
-    char whole[] = "data.validation_split=null", *held_out = NULL;
-    if (!data || n_words < 1)
-        return cli_read_run(self, words, n_words, ret);
-    char **all = calloc((size_t)n_words + 2, sizeof *all);
-    int rc = CLI_FAILED;
-    if (!all || asprintf(&held_out, "data.validation_files='%s'", data) < 0) {
-        rc = cli_exit(status_nomem("the path of the data", strlen(data)));
-    } else {
-        memcpy(all, words, (size_t)n_words * sizeof *all);
-        all[n_words] = held_out;
-        all[n_words + 1] = whole;
-        rc = cli_read_run(self, all, n_words + 2, ret);
-    }
-    free(held_out);
-    free(all);
-    return rc;
+    char label[RUN_FOLDER_PATH];
+    snprintf(label, sizeof label, "--data %s", data);
+    mt_status st = config_set_text(run->config, "data.validation_files", data, label);
+    return st == MT_OK ? config_override(run->config, "data.validation_split=null") : st;
 }
 
 static int run_eval(const cli_command *self, int argc, char **argv)
@@ -110,12 +97,14 @@ static int run_eval(const cli_command *self, int argc, char **argv)
     int words = 0, rc = cli_parse(self, options, argc, argv, &words);
     run_manifest *run = NULL;
     if (rc == CLI_GO_ON)
-        rc = read_run(self, argv, words, data, &run);
+        rc = cli_read_run(self, argv, words, &run);
     if (rc != CLI_GO_ON)
         return rc;
 
     session s = { 0 };
     mt_status st = cli_find_plugins(&dirs);
+    if (st == MT_OK && data)
+        st = use_data(run, data);
     if (st == MT_OK)
         st = evaluate(run, checkpoint, &s);
     rc = cli_exit(st);

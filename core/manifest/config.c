@@ -452,3 +452,12 @@ mt_status config_override(config *c, const char *assignment)
     }
     return override_at(c, label, path, value);
 }
+
+mt_status config_set_text(config *c, const char *path, const char *text, const char *label)
+{
+    label = arena_strdup(&c->arena, label);
+    node *value = label ? node_create(c, NODE_STRING, (node_mark){ label, 0, 0 }) : NULL;
+    if (!value || !(value->text = arena_strdup(&c->arena, text)))
+        return MT_ERR_NOMEM;
+    return override_at(c, label, path, value);
+}

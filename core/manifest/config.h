@@ -24,6 +24,10 @@ mt_status config_read_file(const char *path, char **ret, size_t *ret_n);
  * about it name the argument in place of the file. */
 mt_status config_override(config *c, const char *assignment);
 
+/* Sets a string at a dotted path, whatever it looks like. Messages about it name `label`, the
+ * option that it was given by. */
+mt_status config_set_text(config *c, const char *path, const char *text, const char *label);
+
 /* The subtree at a dotted path as a plugin sees it ("" for the root; a missing path gives an empty
  * section). Lives as long as the config. */
 const mt_config *config_section(config *c, const char *path);

@@ -461,28 +461,14 @@ mt_status run_read(const char *path, char *const *overrides, int n_overrides, ru
 mt_status run_of_model(const char *model, char *const *overrides, int n_overrides,
                        run_manifest **ret)
 {
-    /* As an override the path is one of the command line; quoted, it is a string whatever it looks
-     * like. */
-    size_t room = 2 * strlen(model) + sizeof "model=''", n = 0;
-    char *assignment = malloc(room);
-    if (!assignment)
-        return status_nomem("a run manifest", room);
-    n += (size_t)snprintf(assignment, room, "model='");
-    for (const char *p = model; *p; p++) {
-        if (*p == '\'')
-            assignment[n++] = '\'';
-        assignment[n++] = *p;
-    }
-    memcpy(assignment + n, "'", 2);
     config *c = NULL;
     mt_status s = config_parse_yaml("{}", 2, "command line", &c);
+    if (s != MT_OK)
+        return s;
+    s = config_set_text(c, "model", model, "command line");
     if (s == MT_OK)
-        s = config_override(c, assignment);
-    if (s == MT_OK)
-        s = read_config(c, overrides, n_overrides, ret);
-    else
-        config_destroy(c);
-    free(assignment);
+        return read_config(c, overrides, n_overrides, ret);
+    config_destroy(c);
     return s;
 }
 

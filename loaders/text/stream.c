@@ -146,6 +146,7 @@ mt_status text_open(const mt_data_request *request, void **ret_stream)
     t->rank = rank;
     t->world = world;
     t->inputs = max_seq_len;
+    (void)config->has(config, "files"); /* known, also where validation_files stand for it */
     bool files = request->split == MT_SPLIT_VALIDATION && config->has(config, "validation_files");
     /* Only a run that trains may not measure what it was trained on by mistake. */
     if (request->split == MT_SPLIT_TRAIN && config->has(config, "validation_files") &&
