@@ -6,6 +6,7 @@
 
 #include "../base/status.h"
 #include "../base/text.h"
+#include "mistaken.h"
 #include "node.h"
 #include "run_value.h"
 
@@ -247,13 +248,14 @@ static mt_status resolve_path(const reader *in, const mt_config *section, const 
     const char *first = from_argument || *given == '/' ? given : beside;
     const char *second = from_argument ? beside : given;
     const char *path = exists(first) ? first : exists(second) ? second : NULL;
+    const char *remedy = strcmp(key, "model") == 0 ? mistaken_name(given) : "";
     if (!path && strcmp(first, second) == 0)
-        return section->reject(section, key, "names '%s', which does not exist", given);
+        return section->reject(section, key, "names '%s', which does not exist%s", given, remedy);
     if (!path)
         return section->reject(section, key,
                                "names '%s', which does not exist: neither %s nor %s (below the "
-                               "working directory) is there",
-                               given, first, second);
+                               "working directory) is there%s",
+                               given, first, second, remedy);
     char *absolute = realpath(path, NULL);
     if (!absolute)
         return section->reject(section, key, "names %s, which cannot be reached", path);
@@ -451,10 +453,27 @@ out:
     return s;
 }
 
+/* Fails for a model manifest, or a config.json. */
+static mt_status check_is_run(const config *c, const char *path)
+{
+    const char *key = node_find(c->root, "model_type") ? "model_type" : "arch";
+    if (node_find(c->root, "model") || !node_find(c->root, key))
+        return MT_OK;
+    return status_set(
+        MT_ERR_INVALID,
+        "%s: is a model ('%s' stands in it); name it as 'model:' in a run manifest, and "
+        "that manifest here",
+        path, key);
+}
+
 mt_status run_read(const char *path, char *const *overrides, int n_overrides, run_manifest **ret)
 {
     config *c = NULL;
-    mt_status s = config_read_yaml(path, &c);
+    mt_status s = mistaken_for_run(path);
+    if (s == MT_OK)
+        s = config_read_yaml(path, &c);
+    if (s == MT_OK && (s = check_is_run(c, path)) != MT_OK)
+        config_destroy(c);
     return s == MT_OK ? read_config(c, overrides, n_overrides, ret) : s;
 }
 

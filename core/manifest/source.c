@@ -4,6 +4,7 @@
  * model manifest.
  */
 #include "../base/status.h"
+#include "mistaken.h"
 #include "node.h"
 #include "run.h"
 
@@ -43,10 +44,7 @@ static mt_status open_folder(const char *path, config **ret, const char **ret_la
                           "exported",
                           path, path);
     if (stat(file, &st) != 0 && errno == ENOENT)
-        return status_set(MT_ERR_NOT_FOUND,
-                          "%s: no config.json in this folder; expected a Hugging Face model folder "
-                          "or a checkpoint",
-                          path);
+        return mistaken_folder(path);
     mt_status s = config_read_json(file, ret);
     if (s != MT_OK)
         return s;
@@ -101,13 +99,17 @@ mt_status model_source_open(const char *path, model_source *ret)
     struct stat st;
     if (stat(path, &st) != 0)
         return status_set(errno == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO,
-                          "%s: cannot open the model: %s", path, strerror(errno));
+                          "%s: cannot open the model: %s%s", path, strerror(errno),
+                          errno == ENOENT ? mistaken_name(path) : "");
+    mt_status s = mistaken_for_model(path);
+    if (s != MT_OK)
+        return s;
     bool folder = S_ISDIR(st.st_mode);
     size_t n = strlen(path);
     bool json = !folder && n > 5 && strcmp(path + n - 5, ".json") == 0;
-    mt_status s = folder ? open_folder(path, &m.config, &m.label)
-                  : json ? config_read_json(path, &m.config)
-                         : config_read_yaml(path, &m.config);
+    s = folder ? open_folder(path, &m.config, &m.label)
+        : json ? config_read_json(path, &m.config)
+               : config_read_yaml(path, &m.config);
     if (s == MT_OK && json)
         s = use_text_config(m.config);
     if (s != MT_OK)

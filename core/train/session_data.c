@@ -68,15 +68,23 @@ static mt_status open_bytes(session *s)
     return st;
 }
 
-static mt_status open_tokenizer(session *s, const char *path)
+static mt_status open_named(session *s, const char *path)
 {
     const mt_tokenizer *tokenizer = NULL;
-    if (strcmp(path, "auto") != 0) {
-        mt_status st = session_find_tokenizer(path, &tokenizer);
-        return st == MT_OK ? read_tokenizer(s, tokenizer, path) : st;
-    }
-    if (s->source.weights && (tokenizer = probe_tokenizers(s->source.weights)))
-        return read_tokenizer(s, tokenizer, s->source.weights);
+    mt_status st = session_find_tokenizer(path, &tokenizer);
+    return st == MT_OK ? read_tokenizer(s, tokenizer, path) : st;
+}
+
+static mt_status open_tokenizer(session *s, const char *path)
+{
+    const char *folder = s->source.weights;
+    if (strcmp(path, "auto") != 0)
+        return open_named(s, path);
+    if (folder && probe_tokenizers(folder))
+        return open_named(s, folder);
+    /* One that is there but cannot be read is missed only where there is text. */
+    if (folder && open_named(s, folder) == MT_ERR_UNSUPPORTED)
+        log_write(MT_LOG_WARNING, "the model's tokenizer is not read: %s", status_text());
     return s->model->vocab == BYTE_VOCAB ? open_bytes(s) : MT_OK;
 }
 
@@ -97,9 +105,19 @@ static const char *template_of(const json_t *root)
     return json_string_value(t);
 }
 
+/* "alpaca, chatml, ...". */
+static const char *list_formats(const mt_chat *chat, char *ret, size_t size)
+{
+    size_t n = 0;
+    for (int32_t i = 0; chat->formats[i] && n < size; i++)
+        n += (size_t)snprintf(ret + n, size - n, "%s%s", i ? ", " : "", chat->formats[i]);
+    return ret;
+}
+
 /* The format that a template is, or at least looks like. */
 static const char *identify_template(const mt_chat *chat, const char *file, const char *template)
 {
+    char names[1024] = "";
     int64_t n = (int64_t)strlen(template);
     const char *format = chat->identify(template, n);
     if (format)
@@ -113,8 +131,8 @@ static const char *identify_template(const mt_chat *chat, const char *file, cons
     else
         log_write(MT_LOG_INFO,
                   "%s: not the template of a known format; name the one to use with "
-                  "data.chat_format",
-                  file);
+                  "data.chat_format: %s",
+                  file, list_formats(chat, names, sizeof names));
     return format;
 }
 

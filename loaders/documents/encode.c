@@ -274,12 +274,27 @@ static void keep_last(record *r)
     }
 }
 
+static mt_status refuse_turns(const encoder *e, char *reason)
+{
+    if (!e->tokenizer)
+        return give(reason, MT_ERR_INVALID,
+                    "the record is a conversation, but the model has no tokenizer; name one with "
+                    "data.tokenizer");
+    char names[REASON_SIZE / 2] = "";
+    size_t n = 0;
+    for (int32_t i = 0; e->chat && e->chat->formats[i] && n < sizeof names; i++)
+        n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", i ? ", " : ": ",
+                              e->chat->formats[i]);
+    return give(reason, MT_ERR_INVALID,
+                "the record is a conversation, but the model has no chat format; name one with "
+                "data.chat_format%s",
+                names);
+}
+
 static mt_status encode_turns(const encoder *e, record *r, token_list *out, char *reason)
 {
     if (!e->conversation)
-        return give(reason, MT_ERR_INVALID, "the record is a conversation, but the model has no %s",
-                    e->tokenizer ? "chat format; name one with data.chat_format"
-                                 : "tokenizer; name one with data.tokenizer");
+        return refuse_turns(e, reason);
     if (e->train_on == TRAIN_LAST)
         keep_last(r);
     int64_t room = 256, n = 0;

@@ -10,7 +10,7 @@
 
 #include <megatrain/json.h>
 
-enum { REASON_SIZE = 256 };
+enum { REASON_SIZE = 1024 };
 
 typedef struct text_piece {
     const char *text;

@@ -380,11 +380,12 @@ static mt_status explain_absence(const char *folder)
                                           "tokenizer.tiktoken" };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (is_file(folder, others[i]))
-            return mt_fail(MT_ERR_UNSUPPORTED,
-                           "%s: holds %s but no tokenizer.json; make one with Python's "
-                           "transformers: AutoTokenizer.from_pretrained('%s')"
-                           ".save_pretrained('%s')",
-                           folder, others[i], folder, folder);
+            return mt_fail(
+                MT_ERR_UNSUPPORTED,
+                "%s: holds %s but no tokenizer.json, which alone is read; make one with Python's "
+                "transformers: AutoTokenizer.from_pretrained('%s')"
+                ".save_pretrained('%s')",
+                folder, others[i], folder, folder);
     return mt_fail(MT_ERR_NOT_FOUND, "%s: holds no tokenizer.json", folder);
 }
 

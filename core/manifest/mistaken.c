@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Recognising what users name in place of a run manifest or a model.
+ */
+#include "mistaken.h"
+
+#include "../base/status.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { PATH_SIZE = 4096 };
+
+static bool ends_in(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n > m && strcmp(text + n - m, end) == 0;
+}
+
+static bool is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static bool holds(const char *folder, const char *name)
+{
+    char path[PATH_SIZE];
+    struct stat st;
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path &&
+           stat(path, &st) == 0;
+}
+
+/* The end of a binary file's name, from its last dot on; NULL where `path` is something else. YAML
+ * and JSON have no NUL bytes, and all formats of weights have some near their start. */
+static const char *binary_kind(const char *path)
+{
+    char head[64];
+    struct stat st;
+    FILE *f = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? fopen(path, "rbe") : NULL;
+    if (!f)
+        return NULL;
+    size_t n = fread(head, 1, sizeof head, f);
+    fclose(f);
+    const char *dot = strrchr(path, '.');
+    return !memchr(head, 0, n) ? NULL : dot && !strchr(dot, '/') ? dot : "no ending";
+}
+
+mt_status mistaken_for_run(const char *path)
+{
+    const char *kind = binary_kind(path);
+    if (kind)
+        return status_set(MT_ERR_INVALID,
+                          "%s: is a binary file (%s); expected a run manifest, a YAML file", path,
+                          kind);
+    if (!is_folder(path))
+        return MT_OK;
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    if (holds(path, "run.yaml"))
+        return status_set(MT_ERR_INVALID, "%s: is a run folder; name its manifest, %.*s/run.yaml",
+                          path, (int)n, path);
+    if (holds(path, "config.json"))
+        return status_set(
+            MT_ERR_INVALID,
+            "%s: is a model; name it as 'model:' in a run manifest, and that manifest "
+            "here",
+            path);
+    if (holds(path, "adapter_config.json"))
+        return mistaken_folder(path);
+    return status_set(MT_ERR_INVALID, "%s: is a folder; expected a run manifest, a YAML file",
+                      path);
+}
+
+mt_status mistaken_for_model(const char *path)
+{
+    const char *kind = binary_kind(path), *slash = strrchr(path, '/');
+    char folder[PATH_SIZE];
+    if (!kind)
+        return MT_OK;
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    if (holds(folder, "config.json"))
+        return status_set(MT_ERR_INVALID, "%s: is one file of a model (%s); name its folder, %s",
+                          path, kind, folder);
+    return status_set(MT_ERR_UNSUPPORTED,
+                      "%s: is a binary file (%s), and models in one file are not read; name a "
+                      "Hugging Face folder (with config.json), a checkpoint, or a model manifest",
+                      path, kind);
+}
+
+mt_status mistaken_folder(const char *path)
+{
+    if (holds(path, "adapter_config.json"))
+        return status_set(
+            MT_ERR_UNSUPPORTED,
+            "%s: is an adapter such as LoRA's (adapter_config.json); adapters are not "
+            "offered: merge it into its base model, and name the merged model's "
+            "folder",
+            path);
+    return status_set(MT_ERR_NOT_FOUND,
+                      "%s: no config.json in this folder; expected a Hugging Face model folder or "
+                      "a checkpoint",
+                      path);
+}
+
+const char *mistaken_name(const char *path)
+{
+    const char *slash = strchr(path, '/');
+    if (!slash || slash == path || !slash[1] || strchr(slash + 1, '/') || *path == '.' ||
+        ends_in(path, ".yaml") || ends_in(path, ".json"))
+        return "";
+    return "; a downloaded folder is meant, nothing here goes to the network: fetch the model, for "
+           "instance by `hf download ORGANISATION/MODEL --local-dir FOLDER`, and name FOLDER";
+}

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# One thing named where another is expected: a model for a run, weights for a model, a key of the
+# model's for one of the run's. The message says what it is, and what to name in its place.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+example=$source_root/docs/examples/finetune
+write_text text.txt
+write_model model.yaml
+write_run run.yaml
+expect 0 -- export "$example/model.yaml" --init random --tokenizer "$example/tokenizer" -o base
+sed -i 's/"chat_format"/"unused"/' base/config.json
+
+# ---- no run manifests ---------------------------------------------------------------------------
+
+for command in plan train eval; do
+    expect 1 "base: is a model; name it as 'model:' in a run manifest" -- $command base
+    expect 1 "model.yaml: is a model ('model_type' stands in it); name it as 'model:' in a run manifest" \
+        -- $command model.yaml
+done
+expect 1 "config.json: is a model ('model_type' stands in it)" -- train base/config.json
+expect 0 'finished' -- train run.yaml train.max_steps=4
+expect 1 'run/: is a run folder; name its manifest, run/run.yaml' -- train run/
+expect 1 'is a folder; expected a run manifest' -- train run/checkpoints
+expect 1 'is a binary file (.safetensors); expected a run manifest' -- train base/model.safetensors
+
+# ---- no models ----------------------------------------------------------------------------------
+
+hub=meta-llama/Llama-3.2-1B
+fetch='a downloaded folder is meant'
+expect 1 "names '$hub', which does not exist" "$fetch" -- plan run.yaml "model=$hub"
+expect 1 "$hub: cannot open the model: No such file" "$fetch" -- inspect "$hub"
+expect 1 "$hub: cannot open the model: No such file" "$fetch" -- export "$hub" -o x
+expect 1 'missing.yaml' 'No such file' -- inspect models/missing.yaml
+check 'a file is no name on a hub' bash -c '! grep -q downloaded out'
+
+expect 1 'is one file of a model (.safetensors); name its folder, base' -- inspect base/model.safetensors
+printf 'GGUF\3\0\0\0' >llama.gguf
+expect 1 'llama.gguf: is a binary file (.gguf), and models in one file are not read; name a Hugging Face folder' -- inspect llama.gguf
+expect 1 'llama.gguf: is a binary file (.gguf), and models in one file are not read; name a Hugging Face folder' -- plan run.yaml model=llama.gguf
+mkdir adapter
+echo '{ "peft_type": "LORA" }' >adapter/adapter_config.json
+expect 1 'adapters are not offered: merge it into its base model' -- plan run.yaml model=adapter
+expect 1 'adapters are not offered: merge it into its base model' -- train adapter
+
+# ---- tokenizers and templates -------------------------------------------------------------------
+
+tune=(plan "$example/finetune.yaml" device=cpu data.cache=off "data.files=$example/dialogues.jsonl")
+cp -r base pieces
+rm pieces/tokenizer*
+touch pieces/tokenizer.model
+expect 1 'holds tokenizer.model but no tokenizer.json, which alone is read' \
+    'the model has no tokenizer' -- "${tune[@]}" model=pieces
+cp -r base strange
+echo '{ "eos_token": "<|im_end|>", "chat_template": "{{ messages }}" }' >strange/tokenizer_config.json
+expect 1 'not the template of a known format; name the one to use with data.chat_format: ' \
+    'the model has no chat format; name one with data.chat_format: ' 'chatml, ' -- "${tune[@]}" model=strange
+expect 0 -- "${tune[@]}" model=strange data.chat_format=chatml
+
+# ---- data, and where it is looked for ------------------------------------------------------------
+
+expect 1 "'t/none.txt': cannot open: No such file or directory, tried $PWD/t/none.txt" \
+    'relative to the working directory' -- plan run.yaml data.files=t/none.txt
+expect 1 "matches no file that can be read (relative to the working directory)" -- plan run.yaml 'data.files=t/*.txt'
+expect 1 "--data t/none.txt: 'data.validation_files' 't/none.txt': cannot open" -- eval run.yaml --data t/none.txt
+mkdir "it's"
+cp text.txt "it's/text.txt"
+expect 0 'validation loss' -- eval run.yaml --data "it's/text.txt"
+
+# ---- keys of the model's -------------------------------------------------------------------------
+
+expect 1 "'output_router_logits': is a hyper-parameter: set it in the model's config.json or manifest" \
+    -- train run.yaml output_router_logits=true
+expect 1 "'router_aux_loss_coef': is a hyper-parameter" 'train.router_bias_update_rate' \
+    -- train run.yaml train.router_aux_loss_coef=0.01
+
+# ---- plugins of others ---------------------------------------------------------------------------
+
+sed 's/model_type: llama/model_type: mini/' model.yaml >mini.yaml
+expect 1 "no plugin provides arch 'mini'" '--plugin-dir DIR or MEGATRAIN_PLUGIN_PATH' -- inspect mini.yaml
+done_testing
