@@ -481,6 +481,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 static bool map_of(const cuda_device *d, const void *data, int64_t rows, int64_t cols, int64_t ld,
                    int64_t count, CUtensorMap *ret)
 {
+    if (ld % 8 != 0)
+        return false; /* as a single row may have it */
     PFN_cuTensorMapEncodeTiled_v12000 encode =
         reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(d->tensor_map_encoder);
     const cuuint64_t dims[3] = { (cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)count };
