@@ -132,8 +132,20 @@ static mt_status read_config(const mt_config *c, const char *type, mt_model *mod
     return MT_OK;
 }
 
+/* Something that has a value of its own; `length` is 0 of that, as it is of an empty list. */
+static bool is_single(const mt_config *c, const char *key)
+{
+    double number;
+    const char *text;
+    bool answer;
+    return c->has(c, key) && (!c->get_float(c, key, &number) || !c->get_string(c, key, &text) ||
+                              !c->get_bool(c, key, &answer));
+}
+
 mt_status qwen_check_dense(const mt_config *c, int64_t layers)
 {
+    if (is_single(c, "mlp_only_layers"))
+        return c->reject(c, "mlp_only_layers", "must be a list of layers, such as [0]");
     for (int64_t k = 0; k < c->length(c, "mlp_only_layers"); k++) {
         char key[48];
         int64_t dense;

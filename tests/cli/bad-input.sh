@@ -261,6 +261,11 @@ done
 # ---- what is blamed, and suggested ---------------------------------------------------------------
 
 expect 1 "'output_dir' cannot be used: plain: not a folder" -- train run.yaml output_dir=plain checkpoint.export=true
+printf 'model_type: qwen3_moe\nnum_hidden_layers: 1\nmlp_only_layers: 0\n' >dense.yaml
+for layers in 0 0.5 all true; do
+    sed -i "s/only_layers: .*/only_layers: $layers/" dense.yaml
+    expect 1 "dense.yaml:3:" "'mlp_only_layers' must be a list of layers" -- inspect dense.yaml
+done
 expect 1 "device 'gpu'" "did you mean 'cuda'?" -- train run.yaml device=gpu
 expect 1 "device 'gpu'" "did you mean 'cuda'?" -- generate model.yaml --init random --device gpu
 expect 1 "did you mean 'learning_rate_scale'?" -- train run.yaml 'optimizer.groups=[{pattern: "*", lr_scale: 2}]'
