@@ -261,6 +261,9 @@ done
 # ---- what is blamed, and suggested ---------------------------------------------------------------
 
 expect 1 "'output_dir' cannot be used: plain: not a folder" -- train run.yaml output_dir=plain checkpoint.export=true
+for files in '[]' '{}' 3; do
+    expect 1 "'data.files' must be a file or a pattern, or a list of at least one" -- train run.yaml "data.files=$files"
+done
 printf 'model_type: qwen3_moe\nnum_hidden_layers: 1\nmlp_only_layers: 0\n' >dense.yaml
 for layers in 0 0.5 all true; do
     sed -i "s/only_layers: .*/only_layers: $layers/" dense.yaml

@@ -152,9 +152,11 @@ static inline mt_status mt_files_choose(const mt_config *c, const char *key, mt_
     const char *text;
     int64_t n = c->has(c, key) ? c->length(c, key) : 0;
     if (n == 0) {
-        if ((status = c->get_string(c, key, &text)))
-            return status;
-        return mt_files_add_pattern_(c, key, text, l);
+        if (!(status = c->get_string(c, key, &text)))
+            return mt_files_add_pattern_(c, key, text, l);
+        return status == MT_ERR_INVALID
+                   ? c->reject(c, key, "must be a file or a pattern, or a list of at least one")
+                   : status;
     }
     for (int64_t i = 0; i < n && !status; i++) {
         char item[96];
