@@ -429,6 +429,45 @@ static void training_lowers_the_loss(void)
     }
 }
 
+/* The sink of a head in every layer's attention, one after the other; returns how many. */
+static int read_sinks(const world *w, float *ret)
+{
+    int n = 0;
+    for (int32_t i = 0; i < w->m->n_params; i++) {
+        const model_param *q = &w->m->params[i];
+        const store_unit *u = &w->s->units[q->unit];
+        for (int64_t k = 0; strstr(q->name, "self_attn.sinks") && k < q->elems; k++)
+            ret[n++] = mt_join_f32(u->hi[q->offset + k], u->lo[q->offset + k]);
+    }
+    return n;
+}
+
+/* Attention sinks are trained, each by itself. */
+static void sinks_move(void)
+{
+    enum { LAYERS = 2, HEADS = 4 };
+    float before[LAYERS * HEADS], after[LAYERS * HEADS];
+    world_options o = { .plugin = "gpt_oss", .manifest = "gpt_oss" };
+    o.request.training = true;
+    world w;
+    world_open(&o, &w);
+    CHECK(read_sinks(&w, before) == LAYERS * HEADS, "not a sink for every head");
+    for (int i = 0; i < 3; i++) {
+        step_batch *b = world_batch((uint64_t)i, 4, 24, 3, WORLD_VOCAB);
+        world_step(&w, b, i, 1e-2);
+        world_batch_free(b);
+    }
+    if (engine_drain(w.e) < 0)
+        world_fail("engine_drain");
+    read_sinks(&w, after);
+    for (int i = 0; i < LAYERS * HEADS; i++) {
+        CHECK(after[i] != before[i], "sink %d stays at %g", i, before[i]);
+        CHECK(i == 0 || after[i] - before[i] != after[i - 1] - before[i - 1],
+              "sinks %d and %d move by the same", i - 1, i);
+    }
+    world_close(&w);
+}
+
 static void unused_rows_decay_all_the_same(void)
 {
     for (int mode = 0; mode < 4; mode++) {
@@ -565,6 +604,7 @@ int main(void)
     RUN(an_infinite_weight_changes_no_state);
     RUN(an_infinite_gradient_is_never_applied);
     RUN(frozen_parameters_stay);
+    RUN(sinks_move);
     RUN(unused_rows_decay_all_the_same);
     RUN(training_lowers_the_loss);
     RUN(memory_does_not_grow);
