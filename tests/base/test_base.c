@@ -332,6 +332,9 @@ static void test_cgroup1(void)
     CHECK(machine_cpu_quota_at(root) == 2.5);
     put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"); /* v1's "none" */
     CHECK(machine_memory_limit_at(root) == 16384 * 1024);
+    put("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "524288\n"); /* no container */
+    put("sys/fs/cgroup/memory/docker/x/memory.usage_in_bytes", "4096\n");
+    CHECK(machine_memory_available_at(root) == 524288 - 4096);
 }
 
 static void test_cpu_order(void)
