@@ -22,7 +22,8 @@ static void print_commands(FILE *f)
     for (int i = 0; i < COMMANDS; i++)
         fprintf(f, "  %-10s %s\n", commands[i]->name, commands[i]->brief);
     fprintf(f, "\n`megatrain COMMAND --help` explains a command with an example. Start with\n"
-               "  megatrain train runs/first.yaml\n");
+               "  megatrain train first.yaml\n"
+               "README.md shows a first.yaml, and how to tune a model of Hugging Face.\n");
 }
 
 int main(int argc, char **argv)
