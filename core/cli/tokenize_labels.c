@@ -3,6 +3,7 @@
  * megatrain tokenize --show-labels: what of a file's documents is trained. They come from the
  * loader that training uses, so that nothing here has to know records, formats or masks.
  */
+#include "../base/log.h"
 #include "../base/status.h"
 #include "../train/files.h"
 #include "../train/session.h"
@@ -200,6 +201,8 @@ mt_status tokenize_show_labels(const tokenize_labels *o)
         request.max_seq_len = LONGEST;
         st = data->open(&request, &stream);
     }
+    if (st == MT_OK && s.chat)
+        log_write(MT_LOG_INFO, "conversations as %s", s.chat_format);
     /* Before anything is written: a reader that leaves early, as `head` does, ends the program. */
     forget_input(&input);
     if (st == MT_OK)

@@ -60,6 +60,7 @@ expect 0 'finished: step 60 of 60' -- train run.yaml
 
 labels() { "$megatrain" tokenize --tokenizer model --file chat.jsonl --show-labels "$@" >out 2>err; }
 labels --chat-format chatml
+check 'it says which format' grep -qx 'conversations as chatml' err
 check 'answers with their end-of-turn tokens are trained, and nothing else' diff out - <<'END'
 document 1: 106 tokens, 43 trained
 <|im_start|>user
