@@ -147,10 +147,10 @@ void report_size(const step_report *r, const step_bench *b)
     print_policies(p);
     printf("\n  %-18s median %.4g s, best %.4g s, of %lld\n", "step", b->median, b->best,
            (long long)b->steps);
-    snprintf(text, sizeof text, "%.0f tokens/s", f.tokens_per_second);
-    printf("  %-18s %-28s plan %.0f, bound by %s, %.0f%%\n", "throughput", text,
-           f.predicted_tokens_per_second, p->bound,
-           100 * ratio(f.tokens_per_second, f.predicted_tokens_per_second));
+    double rate = f.tokens_per_second, predicted = f.predicted_tokens_per_second;
+    snprintf(text, sizeof text, "%.*f tokens/s", plan_rate_decimals(rate), rate);
+    printf("  %-18s %-28s plan %.*f, bound by %s, %.0f%%\n", "throughput", text,
+           plan_rate_decimals(predicted), predicted, p->bound, 100 * ratio(rate, predicted));
     printf("  %-18s %.1f%%; waits: weights %.1f%%, gradients %.1f%%, optimizer %.1f%%, data "
            "%.1f%%\n",
            "compute busy", 100 * f.busy, 100 * f.wait[ENGINE_WAIT_WEIGHTS],

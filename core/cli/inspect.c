@@ -4,6 +4,7 @@
  */
 #include "../../plugins/host/registry.h"
 #include "../base/status.h"
+#include "../template/unit_runs.h"
 #include "../train/human.h"
 #include "../train/run_folder.h"
 #include "../train/session.h"
@@ -125,23 +126,33 @@ static void print_weights(const char *path, const weights_facts *f)
 
 /* ---- as text --------------------------------------------------------------------------------- */
 
-static void print_units(const model *m)
+static bool alike(const void *arg, int32_t a, int32_t b)
 {
-    char counts[64];
+    const model *m = arg;
+    return m->units[a].tpl_index == m->units[b].tpl_index && unit_params(m, a) == unit_params(m, b);
+}
+
+static mt_status print_units(const model *m)
+{
+    unit_run *runs = calloc((size_t)m->n_units + 1, sizeof *runs);
+    if (!runs)
+        return status_nomem("a table of units", (size_t)m->n_units * sizeof *runs);
+    int32_t n = unit_runs(m->n_units, alike, m, runs);
     printf("\n%-28s %-16s %18s\n", "units, in order", "template", "parameters each");
-    for (int32_t u = 0; u < m->n_units;) {
-        int32_t last = u;
-        int64_t n = unit_params(m, u);
-        while (last + 1 < m->n_units && m->units[last + 1].tpl_index == m->units[u].tpl_index &&
-               unit_params(m, last + 1) == n)
-            last++;
-        if (last > u)
-            snprintf(counts, sizeof counts, "%s .. %s", m->units[u].name, m->units[last].name);
-        else
-            snprintf(counts, sizeof counts, "%s", m->units[u].name);
-        printf("%-28s %-16s %18s\n", counts, m->units[u].t->name, human_grouped(n).s);
-        u = last + 1;
+    for (const unit_run *r = runs; r < runs + n; r++) {
+        const model_unit *first = &m->units[r->first];
+        bool one = r->first == r->last;
+        char name[64];
+        snprintf(name, sizeof name, "%s%s%s", first->name, one ? "" : " .. ",
+                 one ? "" : m->units[r->last].name);
+        printf("%-28s %-16s %18s\n", name, first->t->name,
+               human_grouped(unit_params(m, r->first)).s);
+        if (r->times > 1)
+            printf(".. %-25s these %d lines %d times\n", m->units[r->until].name, r->lines,
+                   r->times);
     }
+    free(runs);
+    return MT_OK;
 }
 
 static void print_template(const tpl *t)
@@ -162,14 +173,14 @@ static void print_bytes(const char *what, double per_param, int64_t params)
     printf("  %-44s %20s  (%s)\n", what, human_grouped(bytes).s, human_bytes(bytes).s);
 }
 
-static void print_model(const session *s, const char *path)
+static mt_status print_model(const session *s, const char *path)
 {
     const model *m = s->model;
     printf("model     %s\ntype      %s\nunits     %d of %d templates\nvocab     %lld\n", path,
            s->source.model_type, m->n_units, m->n_tpls, (long long)m->vocab);
     if (m->max_positions > 0)
         printf("positions %lld\n", (long long)m->max_positions);
-    print_units(m);
+    mt_status st = print_units(m);
     for (int32_t i = 0; i < m->n_tpls; i++)
         print_template(m->tpls[i]);
     printf("\ntotal     %s parameters in %s tensors\n", human_grouped(m->total_params).s,
@@ -181,6 +192,7 @@ static void print_model(const session *s, const char *path)
     printf("  %-44s %20s\n", "training FLOPs a token, without recompute",
            human_count(model_train_flops_per_token(m, context)).s);
     printf("    (documents of %.0f tokens)\n", context);
+    return st;
 }
 
 /* ---- as JSON --------------------------------------------------------------------------------- */
@@ -255,8 +267,8 @@ static mt_status inspect(const char *path, bool json, session *s)
         return st;
     if (json && (st = print_json(s, found, s->source.weights ? &facts : NULL)) != MT_OK)
         return st;
-    if (!json)
-        print_model(s, found);
+    if (!json && (st = print_model(s, found)) != MT_OK)
+        return st;
     if (!json && s->source.weights)
         print_weights(s->source.weights, &facts);
     return check_complete(s, &facts);

@@ -103,6 +103,10 @@ void plan_destroy(plan *p); /* accepts NULL */
  * It is FP32: a plane of BF16 gradients belongs to the engine. [pure] */
 bool plan_needs_grad_plane(const plan *p);
 
+/* Decimals with which a rate in tokens/s has three digits that count, or four decimals: a large
+ * model may well make less than one. [pure] */
+int plan_rate_decimals(double rate);
+
 /* The table that `megatrain plan` prints (brief: the few lines that `train` starts with). */
 void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *text), void *arg);
 

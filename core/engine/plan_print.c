@@ -2,9 +2,11 @@
  *
  * A plan as a table for people.
  */
+#include "../template/unit_runs.h"
 #include "plan.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char *human(int64_t bytes, char *buf, size_t size)
@@ -25,6 +27,11 @@ static const char *duration(double seconds, char *buf, size_t size)
     else
         snprintf(buf, size, "%.2f ms", seconds * 1e3);
     return buf;
+}
+
+int plan_rate_decimals(double rate)
+{
+    return rate >= 100 ? 0 : rate >= 10 ? 1 : rate >= 1 ? 2 : 4;
 }
 
 typedef struct printer {
@@ -67,28 +74,38 @@ static void put_tier(const printer *out, const plan *p, plan_tier tier, const ch
             put(out, "  %-24s %12s", p->item[i].name, human(p->item[i].bytes, b, sizeof b));
 }
 
-/* Runs of neighbouring units with the same policy. */
+static bool alike(const void *arg, int32_t a, int32_t b)
+{
+    const plan *p = arg;
+    return p->policy[a] == p->policy[b] && p->m->units[a].tpl_index == p->m->units[b].tpl_index;
+}
+
+static void put_run(const printer *out, const plan *p, const unit_run *r)
+{
+    const model_unit *first = &p->m->units[r->first], *last = &p->m->units[r->last];
+    bool one = r->first == r->last;
+    char name[128], b[32];
+    snprintf(name, sizeof name, "%s%s%s", first->name, one ? "" : " .. ", one ? "" : last->name);
+    if (p->request.training)
+        put(out, "  %-24s %-8s %12s saved a micro-batch", name,
+            tpl_policy_name(p->policy[r->first]),
+            human(p->tpl[r->first]->saved_bytes, b, sizeof b));
+    else
+        put(out, "  %-24s %12s of weights", name,
+            human(p->tpl[r->first]->weight_bytes, b, sizeof b));
+    if (r->times > 1)
+        put(out, "  .. %-21s these %d lines %d times", p->m->units[r->until].name, r->lines,
+            r->times);
+}
+
 static void put_units(const printer *out, const plan *p)
 {
-    char b[32];
-    put(out, "units");
-    for (int32_t u = 0; u < p->m->n_units;) {
-        int32_t end = u + 1;
-        while (end < p->m->n_units && p->policy[end] == p->policy[u] &&
-               p->m->units[end].tpl_index == p->m->units[u].tpl_index)
-            end++;
-        char name[128];
-        if (end - u > 1)
-            snprintf(name, sizeof name, "%s .. %s", p->m->units[u].name, p->m->units[end - 1].name);
-        else
-            snprintf(name, sizeof name, "%s", p->m->units[u].name);
-        if (p->request.training)
-            put(out, "  %-24s %-8s %12s saved a micro-batch", name, tpl_policy_name(p->policy[u]),
-                human(p->tpl[u]->saved_bytes, b, sizeof b));
-        else
-            put(out, "  %-24s %12s of weights", name, human(p->tpl[u]->weight_bytes, b, sizeof b));
-        u = end;
-    }
+    unit_run *runs = calloc((size_t)p->m->n_units + 1, sizeof *runs);
+    int32_t n = runs ? unit_runs(p->m->n_units, alike, p, runs) : 0;
+    put(out, runs ? "units" : "units: out of memory to list them");
+    for (int32_t i = 0; i < n; i++)
+        put_run(out, p, &runs[i]);
+    free(runs);
 }
 
 /* Which units are streamed in segments, and which are larger than a segment is to be all the same.
@@ -153,8 +170,9 @@ void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *t
         put_tier(&out, p, PLAN_HOST, "host memory");
         put_units(&out, p);
     }
-    put(&out, "predicted: %s a step, %.0f tokens/s, bound by %s", duration(p->seconds, a, sizeof a),
-        p->seconds > 0 ? tokens / p->seconds : 0, p->bound);
+    double rate = p->seconds > 0 ? tokens / p->seconds : 0;
+    put(&out, "predicted: %s a step, %.*f tokens/s, bound by %s", duration(p->seconds, a, sizeof a),
+        plan_rate_decimals(rate), rate, p->bound);
     if (!brief)
         put(&out, "  compute %s, copy-in %s, copy-out %s, optimizer %s",
             duration(p->compute_seconds, b, sizeof b), duration(p->copy_in_seconds, c, sizeof c),

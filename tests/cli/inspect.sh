@@ -100,6 +100,16 @@ END
 expect 0 'type      gemma3_text' 'total     3,880,263,168 parameters' 'positions 131072' \
     'block.0 .. block.4 ' 'block_sliding' 'block.5 ' 'block_full' -- inspect gemma.json
 
+# What repeats is listed once.
+expect 0 'block.0 ' 'block.1 ' '.. block.35 ' 'these 2 lines 18 times' -- inspect "$models/../../gpt_oss/models/gpt-oss-120b.yaml"
+check 'and not again' bash -c '! grep -q "^block.2 " out'
+
+sed 's/num_hidden_layers: 2/num_hidden_layers: 8/; s/vocab_size: 61/vocab_size: 256/' \
+    "$source_root/tests/engine/models/gpt_oss.yaml" >alternating.yaml
+write_text text.txt
+write_run run.yaml
+expect 0 '  .. block.7 ' 'these 2 lines 4 times' -- plan run.yaml model=alternating.yaml device=cpu
+
 # null is not absent.
 cat >null.json <<'END'
 { "model_type": "qwen2", "num_key_value_heads": null, "head_dim": null, "rope_scaling": null,
@@ -212,7 +222,7 @@ sed -i 's/^version: .*/version: 0.0.1/' mine/llama.yaml
 expect 0 "$scratch/given/llama.so (version" "shadows $scratch/mine/llama.so (version 0.0.1)" -- \
     plugins list --plugin-dir "$scratch/given" --plugin-dir "$scratch/mine"
 
-expect 0 'commands:' -- --help
+expect 0 'commands:' 'megatrain train first.yaml' -- --help
 for command in train plan generate eval inspect bench 'bench step' plugins version; do
     # shellcheck disable=SC2086
     expect 0 "usage: megatrain $command" 'example' -- $command --help

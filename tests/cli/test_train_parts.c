@@ -4,6 +4,7 @@
  */
 #include "core/base/status.h"
 #include "core/cli/utf8.h"
+#include "core/engine/plan.h"
 #include "core/train/human.h"
 #include "core/train/metrics.h"
 #include "core/train/sample.h"
@@ -402,6 +403,19 @@ static void a_later_signal_ends_at_once(void)
     CHECK(status_of_two_signals(1100) == 75);
 }
 
+static void slow_rates_have_digits(void)
+{
+    static const double rate[] = { 0, 0.0123, 0.5, 4.567, 45.67, 456.7, 55950 };
+    static const char *const text[] = {
+        "0.0000", "0.0123", "0.5000", "4.57", "45.7", "457", "55950"
+    };
+    for (size_t i = 0; i < sizeof rate / sizeof *rate; i++) {
+        char got[32];
+        snprintf(got, sizeof got, "%.*f", plan_rate_decimals(rate[i]), rate[i]);
+        CHECK(strcmp(got, text[i]) == 0, "%s, expected %s", got, text[i]);
+    }
+}
+
 int main(void)
 {
     snprintf(metrics_path, sizeof metrics_path, "/tmp/mt-metrics-%d.jsonl", (int)getpid());
@@ -411,6 +425,7 @@ int main(void)
     RUN(cosine_is_half_a_period);
     RUN(wsd_is_flat_then_decays);
     RUN(ratios_become_steps);
+    RUN(slow_rates_have_digits);
     RUN(greedy_takes_the_first_largest);
     RUN(draws_follow_the_softmax);
     RUN(top_k_and_top_p_cut);
