@@ -180,7 +180,7 @@ refuse "'n_group' must leave two experts a group" deepseek_v3 $'n_group: 256\nto
 refuse "'num_key_value_heads' must be num_attention_heads, 128" deepseek_v3 'num_key_value_heads: 8'
 refuse "'head_dim' must be qk_rope_head_dim, 64" deepseek_v3 'head_dim: 56'
 refuse "'routed_scaling_factor' must be above 0" deepseek_v2 'routed_scaling_factor: 0.0'
-refuse "'output_router_logits'" deepseek_v3 'output_router_logits: true'
+refuse 'set it to false: train.router_bias_update_rate balances its experts' deepseek_v3 'output_router_logits: true'
 refuse "'seq_aux' false is not offered" deepseek_v2 $'output_router_logits: true\nseq_aux: false'
 refuse "'aux_loss_alpha' must be above 0" deepseek_v2 $'output_router_logits: true\naux_loss_alpha: 0.0'
 refuse "'linear_num_key_heads' 16 must divide linear_num_value_heads 24" qwen3_next \

@@ -223,7 +223,9 @@ static inline mt_status mt_decoder_read_balance(const mt_config *c, mt_decoder_m
     if (wanted && !offered)
         return c->reject(c, "output_router_logits",
                          "asks for an auxiliary loss of the routers, which this family does not "
-                         "have; set it to false");
+                         "have; set it to false%s",
+                         m->bias_name ? ": train.router_bias_update_rate balances its experts"
+                                      : "");
     if (a->mode == MT_BALANCE_HF_ALL_LAYERS) {
         if ((s = mt_config_float(c, "router_aux_loss_coef", a->coef, &a->coef)))
             return s;
