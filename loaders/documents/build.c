@@ -377,7 +377,13 @@ static mt_status choose_format(builder *b)
                "data: %s: the tokenizer names no end token (EOS), so that documents end without "
                "one",
                q->dataset->key);
-    return b->shape.format == FORMAT_ALPACA ? encoder_use_alpaca(q->encoder) : MT_OK;
+    if (b->shape.format != FORMAT_ALPACA || q->encoder->conversation)
+        return MT_OK;
+    mt_status status = encoder_use_alpaca(q->encoder);
+    if (q->encoder->conversation)
+        mt_log(MT_LOG_INFO, "data: %s: the model has no chat format: instructions as alpaca",
+               q->dataset->key);
+    return status;
 }
 
 /* A cache must not outlive, under the key of what its files held, what it was made of. */

@@ -94,6 +94,8 @@ labels --chat-format chatml --documents 1 train_on=last
 check 'one document' test "$(grep -c '^document' out)" = 1
 check 'of which the last answer is trained' test "$(grep -c ⟦ out)" = 1
 expect 1 'has no chat format' -- tokenize --tokenizer model --file chat.jsonl --show-labels
+echo '{"instruction": "Name a color.", "output": "Blue."}' >alpaca.jsonl
+expect 0 'instructions as alpaca' '### Response:' -- tokenize --tokenizer model --file alpaca.jsonl --show-labels
 # The folder of a model that names its format, as training finds it.
 cp -r model named-model
 echo '{"model_type": "llama", "chat_format": "alpaca"}' >named-model/config.json
