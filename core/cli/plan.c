@@ -4,6 +4,7 @@
  */
 #include "../../plugins/host/registry.h"
 #include "../train/human.h"
+#include "../train/loop.h"
 #include "../train/session.h"
 #include "cli.h"
 
@@ -13,6 +14,18 @@ static void print_line(void *arg, const char *text)
 {
     (void)arg;
     puts(text);
+}
+
+static void print_plan(const session *s, const run_manifest *run)
+{
+    int64_t steps = train_count_steps(s, run);
+    plan_print(s->plan, false, print_line, NULL);
+    if (steps > 0)
+        printf("  %s step%s: about %s, evaluations and checkpoints not counted\n",
+               human_grouped(steps).s, steps == 1 ? "" : "s",
+               human_seconds((double)steps * s->plan->seconds).s);
+    printf("  by %s%s\n", session_profile_name(s).s,
+           s->measured_at ? "" : "; `megatrain bench hardware` makes a better one");
 }
 
 static int run_plan(const cli_command *self, int argc, char **argv)
@@ -39,11 +52,8 @@ static int run_plan(const cli_command *self, int argc, char **argv)
     if (st == MT_OK && profile)
         printf("for %s: %s %s, %s of host memory\n", s.elsewhere->host, s.elsewhere->kind,
                s.info.name, human_bytes(s.elsewhere->host_memory).s);
-    if (st == MT_OK) {
-        plan_print(s.plan, false, print_line, NULL);
-        printf("  by %s%s\n", session_profile_name(&s).s,
-               s.measured_at ? "" : "; `megatrain bench hardware` makes a better one");
-    }
+    if (st == MT_OK)
+        print_plan(&s, run);
     rc = cli_exit(st);
     session_close(&s);
     run_destroy(run);

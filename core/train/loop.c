@@ -35,10 +35,12 @@ static double positive_nan(double x)
     return isnan(x) ? (double)NAN : x;
 }
 
-static int64_t count_steps(const session *s, const run_manifest *run)
+int64_t train_count_steps(const session *s, const run_manifest *run)
 {
     if (run->max_steps > 0)
         return run->max_steps;
+    if (!s->train)
+        return 0;
     double steps =
         ceil(run->num_train_epochs * s->epoch_batches / (double)run->gradient_accumulation_steps);
     return steps < 1 ? 1 : (int64_t)steps;
@@ -444,7 +446,7 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
     char folder[RUN_FOLDER_PATH];
     if (export_folder(run, folder) && (st = export_check_folder(folder, true)) != MT_OK)
         return config_blame(config_section(run->config, "checkpoint"), "export");
-    l.schedule = schedule_of_run(run, count_steps(s, run));
+    l.schedule = schedule_of_run(run, train_count_steps(s, run));
 
     st = run_folder_open(run, &l.folder, &l.metrics);
     if (st == MT_OK)

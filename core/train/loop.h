@@ -17,6 +17,10 @@ typedef struct train_outcome {
     char checkpoint[RUN_FOLDER_PATH]; /* the newest; "" when there is none */
 } train_outcome;
 
+/* Steps that the run has, at least 1; 0: nobody knows, as epochs are to be trained of data that was
+ * not read. [pure] */
+int64_t train_count_steps(const session *s, const run_manifest *run);
+
 /* Trains as `run` says, in a session that has device, model, optimizer, data and plan but no store
  * or engine yet. Ends with MT_OK, or with MT_ERR_STOPPED when a signal was caught and what was done
  * has been saved; `ret` is filled in both cases. [main] */

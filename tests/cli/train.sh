@@ -173,6 +173,12 @@ expect 0 -- generate model.yaml --init random --max-tokens 5 --device cpu
 expect 1 'has no weights' -- generate model.yaml --device cpu
 expect 1 'lower --max-tokens to 126' -- generate long --prompt ab --max-tokens 500 --device cpu
 
-expect 0 'device memory' 'master weights' 'predicted' -- plan run.yaml
+expect 0 'device memory' 'master weights' 'predicted' '  12 steps: about ' -- plan run.yaml
+expect 0 '  100,000,000 steps: about ' -- plan run.yaml train.max_steps=100000000
+check 'as long as so many steps' awk '
+    /^predicted:/ { expected = $2 * ($3 == "s" ? 1 : 1e-3) * 1e8 }
+    / steps: about/ { split($4, t, /[dhm,]/); got = t[1] * ($4 ~ /d/ ? 86400 : 3600) + t[2] * ($4 ~ /d/ ? 3600 : 60) }
+    END { exit !(expected > 3600 && got > 0.98 * expected - 3600 && got < 1.02 * expected + 3600) }' out
+expect 0 '  106 steps: about ' -- plan run.yaml train.max_steps=null train.num_train_epochs=1
 expect 0 'weights' 'every shape fits; 0 parameters have no tensor, 0 tensors no parameter' -- inspect run
 done_testing
