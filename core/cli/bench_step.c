@@ -182,7 +182,7 @@ static mt_status open_session(session *s, int64_t document, run_manifest *run)
     mt_status st = bench_open(s, document, run);
     if (st == MT_OK)
         st = session_open_optim(s, run);
-    return st == MT_OK ? run_check_plugin_keys(run) : st;
+    return st == MT_OK ? run_check_plugin_keys(run, true) : st;
 }
 
 static int run_bench_step(const cli_command *self, int argc, char **argv)

@@ -19,6 +19,10 @@ static void print_line(void *arg, const char *text)
 static void print_plan(const session *s, const run_manifest *run)
 {
     int64_t steps = train_count_steps(s, run);
+    if (!s->data)
+        printf("no data was read: every micro-batch is taken as full, of documents of up to %s "
+               "tokens\n",
+               human_grouped(run->max_seq_len).s);
     plan_print(s->plan, false, print_line, NULL);
     if (steps > 0)
         printf("  %s step%s: about %s, evaluations and checkpoints not counted\n",
@@ -32,10 +36,13 @@ static int run_plan(const cli_command *self, int argc, char **argv)
 {
     cli_list dirs = { 0 };
     const char *profile = NULL;
-    const cli_option options[] = { { "profile", CLI_TEXT, &profile, "FILE",
-                                     "plan for the machine that this was measured on" },
-                                   CLI_PLUGIN_DIR(&dirs),
-                                   { 0 } };
+    bool no_data = false;
+    const cli_option options[] = {
+        { "profile", CLI_TEXT, &profile, "FILE", "plan for the machine that this was measured on" },
+        { "no-data", CLI_FLAG, &no_data, NULL, "read neither tokenizer nor data" },
+        CLI_PLUGIN_DIR(&dirs),
+        { 0 }
+    };
     int words = 0, rc = cli_parse(self, options, argc, argv, &words);
     run_manifest *run = NULL;
     if (rc == CLI_GO_ON)
@@ -43,7 +50,7 @@ static int run_plan(const cli_command *self, int argc, char **argv)
     if (rc != CLI_GO_ON)
         return rc;
 
-    session s = { 0 };
+    session s = { .data_use = no_data ? SESSION_DATA_LEFT_OUT : SESSION_DATA_IF_NAMED };
     mt_status st = cli_find_plugins(&dirs);
     if (st == MT_OK && profile)
         st = session_use_profile(&s, profile);
@@ -51,7 +58,8 @@ static int run_plan(const cli_command *self, int argc, char **argv)
         st = session_open_run(&s, run, true);
     if (st == MT_OK && profile)
         printf("for %s: %s %s, %s of host memory\n", s.elsewhere->host, s.elsewhere->kind,
-               s.info.name, human_bytes(s.elsewhere->host_memory).s);
+               s.info.name,
+               human_bytes(run->memory_host >= 0 ? run->memory_host : s.elsewhere->host_memory).s);
     if (st == MT_OK)
         print_plan(&s, run);
     rc = cli_exit(st);
@@ -69,7 +77,9 @@ const cli_command cli_plan = {
         "Plans the run of RUN.yaml and allocates nothing: bytes per tier and kind, what each\n"
         "unit keeps for backward, and the step time to expect with what bounds it. `train`\n"
         "makes the same plan, to the byte, and refuses what does not fit. With --profile the plan\n"
-        "is for another machine, on which `megatrain bench hardware -o FILE` wrote FILE.",
+        "is for another machine, on which `megatrain bench hardware -o FILE` wrote FILE.\n"
+        "Data need not be there: a run that names none, or with --no-data any run, is planned\n"
+        "for full micro-batches.",
 
     .example = "example: would longer sequences fit?\n"
                "  megatrain plan runs/shakespeare.yaml data.max_seq_len=4096",

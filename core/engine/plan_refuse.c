@@ -149,6 +149,9 @@ mt_status plan_refuse(plan *p, const plan_limits *lim)
     offer_settings(p, lim, &t);
     offer_smaller_batches(p, lim, &t);
     if (t.offers == 0)
-        text_add(&t, ". No setting makes it fit: a smaller model or more memory is needed");
+        text_add(&t, ". No setting makes it fit: a smaller model or more memory is needed%s",
+                 p->request.machine ? ""
+                                    : "; `megatrain plan --profile FILE` plans for another "
+                                      "machine");
     return status_set(MT_ERR_NOMEM, "%s", t.s);
 }

@@ -186,11 +186,11 @@ static mt_status check_keys(config *c)
     return config_check_unused_but(c, "", plugin_sections);
 }
 
-mt_status run_check_plugin_keys(run_manifest *r)
+mt_status run_check_plugin_keys(run_manifest *r, bool data_was_read)
 {
     for (int32_t i = 0; plugin_sections[i]; i++) {
         mt_status s = check_foreign_keys(r->config, plugin_sections[i]);
-        if (s == MT_OK)
+        if (s == MT_OK && (data_was_read || strcmp(plugin_sections[i], "data") != 0))
             s = config_check_unused(r->config, plugin_sections[i]);
         if (s != MT_OK)
             return s;

@@ -97,7 +97,9 @@ mt_status run_read(const char *path, char *const *overrides, int n_overrides, ru
 /* The same without a file: defaults, a model, and overrides, for tools that make their own data. */
 mt_status run_of_model(const char *model, char *const *overrides, int n_overrides,
                        run_manifest **ret);
-mt_status run_check_plugin_keys(run_manifest *r);
+/* Fails where `data` or `optimizer` has a key that nobody asked for. Where `data_was_read` is false
+ * nobody asked, and only what is not offered is refused there. [main] */
+mt_status run_check_plugin_keys(run_manifest *r, bool data_was_read);
 /* Makes the default of data.max_seq_len fit a model of fewer positions (0: any number): a manifest
  * that gives the key is left alone. The step's size follows. [main] */
 mt_status run_fit_length(run_manifest *run, int64_t positions, bool *ret_fitted);

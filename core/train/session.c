@@ -265,7 +265,6 @@ static mt_status open_tokenizer(session *s, const run_manifest *run)
                         by_tokenizer ? "tokenizer" : "chat_format");
 }
 
-/* A rate at which no bias would move is a misunderstanding. */
 /* Documents no longer than the model has positions, unless the manifest asks for more. */
 static mt_status fit_length(run_manifest *run, const model *m)
 {
@@ -278,6 +277,7 @@ static mt_status fit_length(run_manifest *run, const model *m)
     return st;
 }
 
+/* A rate at which no bias would move is a misunderstanding. */
 static mt_status check_router_bias(const run_manifest *run, const model *m)
 {
     const mt_config *c = config_section(run->config, "train");
@@ -298,6 +298,24 @@ static mt_status check_router_bias(const run_manifest *run, const model *m)
                            run->router_bias_update_rate);
 }
 
+static mt_status check_length(const run_manifest *run, const model *m)
+{
+    const mt_config *c = config_section(run->config, "data");
+    if (m->max_positions == 0 || run->max_seq_len <= m->max_positions)
+        return MT_OK;
+    return c->reject(c, "max_seq_len",
+                     "of %lld tokens is more than the model's max_position_embeddings, %lld; "
+                     "lower it, or raise the other in the model",
+                     (long long)run->max_seq_len, (long long)m->max_positions);
+}
+
+static bool data_is_read(const session *s, const run_manifest *run)
+{
+    const mt_config *c = config_section(run->config, "data");
+    return s->data_use == SESSION_DATA_READ ||
+           (s->data_use == SESSION_DATA_IF_NAMED && (c->has(c, "files") || c->has(c, "datasets")));
+}
+
 mt_status session_open_run(session *s, run_manifest *run, bool training)
 {
     startup_begin(&s->startup);
@@ -315,14 +333,17 @@ mt_status session_open_run(session *s, run_manifest *run, bool training)
     if (st == MT_OK)
         st = check_router_bias(run, s->model);
     startup_end(&s->startup, STARTUP_MODEL, 0);
+    bool read = data_is_read(s, run);
     if (st == MT_OK)
+        st = check_length(run, s->model);
+    if (st == MT_OK && read)
         st = open_tokenizer(s, run);
     startup_end(&s->startup, STARTUP_TOKENIZER, 0);
-    if (st == MT_OK)
+    if (st == MT_OK && read)
         st = session_open_data(s, run, training);
     startup_end(&s->startup, STARTUP_DATA, 0);
     if (st == MT_OK)
-        st = run_check_plugin_keys(run);
+        st = run_check_plugin_keys(run, s->data_use != SESSION_DATA_LEFT_OUT);
     if (st == MT_OK)
         st = session_make_plan(s, run, training);
     startup_end(&s->startup, STARTUP_PLAN, 0);

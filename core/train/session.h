@@ -21,6 +21,13 @@
 
 enum { SESSION_PATH = 4096 };
 
+/* Whether a run's tokenizer and data are read. A plan needs neither. */
+typedef enum session_data_use {
+    SESSION_DATA_READ,     /* a run without data is an error */
+    SESSION_DATA_IF_NAMED, /* where data.files or data.datasets is there */
+    SESSION_DATA_LEFT_OUT  /* not even looked at, nor are the keys that belong to it */
+} session_data_use;
+
 typedef struct session {
     /* session_use_profile: owned; `info` below is then the device of the profile, which a backend
      * of this machine stands in for */
@@ -48,6 +55,8 @@ typedef struct session {
     const mt_chat *chat;
     void *conversation;
     char chat_format[32];
+    /* session_open_run */
+    session_data_use data_use; /* set before it */
     /* session_open_data */
     const char *loader; /* name of the plugin */
     const mt_data *data;
@@ -122,7 +131,8 @@ mt_data_request session_data_request(const session *s, const mt_config *keys);
 mt_status session_open_data(session *s, const run_manifest *run, bool training);
 
 /* All of the above for a run, groups of parameters, then its plan: what train, plan and eval begin
- * with. Checks that every key of the manifest was known to someone. */
+ * with. Checks that every key of the manifest was known to someone. Data is read as s->data_use
+ * says; s->data stays NULL where it is not. */
 mt_status session_open_run(session *s, run_manifest *run, bool training);
 
 /* A fresh source over the validation split; the caller closes it. */

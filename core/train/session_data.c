@@ -369,14 +369,6 @@ static mt_status count_batches(session *s, const run_manifest *run, void *stream
 
 mt_status session_open_data(session *s, const run_manifest *run, bool training)
 {
-    if (s->model->max_positions > 0 && run->max_seq_len > s->model->max_positions) {
-        const mt_config *c = config_section(run->config, "data");
-        return c->reject(c, "max_seq_len",
-                         "of %lld tokens is more than the model's max_position_embeddings, %lld; "
-                         "lower it, or raise the other in the model",
-                         (long long)run->max_seq_len, (long long)s->model->max_positions);
-    }
-
     const void *table = NULL;
     s->loader = choose_loader(s, run);
     mt_status st = registry_find(PLUGIN_LOADER, s->loader, MT_DATA_INTERFACE, &table, NULL);

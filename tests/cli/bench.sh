@@ -188,6 +188,27 @@ large -e 's/^  memory_free: .*/  memory_free: 300000000/'
 expect 1 'the run does not fit' 'device ' -- plan far.yaml --profile other.yaml train.micro_batch_size=4096
 expect 0 'predicted' -- plan far.yaml --profile other.yaml train.micro_batch_size=4096 memory.gpu=64GiB
 
+# The profile that comes along plans a model of any size on any machine, without data or tokenizer.
+cat >405b.yaml <<END
+model: $source_root/arch/llama/models/llama-3.1-405b.yaml
+data:
+  max_seq_len: 4096
+END
+h200=(--profile "$source_root/docs/profiles/h200.yaml")
+expect 0 'NVIDIA H200, 7.28 TiB of host memory' 'no data was read' 'documents of up to 4,096 tokens' \
+    '405853.389 M parameters' 'predicted' -- plan 405b.yaml "${h200[@]}" memory.host=8TB
+check 'how many steps nobody knows' bash -c '! grep -q "steps: about" out'
+expect 0 '  500 steps: about ' -- plan 405b.yaml "${h200[@]}" memory.host=8TB train.max_steps=500
+expect 1 'more memory is needed' -- plan 405b.yaml "${h200[@]}" memory.host=2TB
+check 'this is the other machine' bash -c '! grep -q "plan --profile" out'
+# shellcheck disable=SC2016
+expect 1 'more memory is needed; `megatrain plan --profile FILE`' -- plan 405b.yaml device=cpu
+expect 1 "unknown key 'fils'" -- plan 405b.yaml "${h200[@]}" memory.host=8TB data.fils=text.txt
+expect 1 "key 'data.files' is missing" -- train 405b.yaml device=cpu
+expect 1 'not-here.txt' -- plan run.yaml data.files=not-here.txt
+expect 0 'no data was read' '12 steps: about' -- plan run.yaml data.files=not-here.txt data.shuffle=false --no-data
+expect 1 'max_position_embeddings, 128' -- plan run.yaml --no-data data.max_seq_len=256
+
 # bad PLACE TEXT SED-SCRIPT: the message names the place.
 bad() {
     sed -E "$3" here.yaml >bad.yaml
