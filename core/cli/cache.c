@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * megatrain cache: what data loaders keep in the user's cache, how old it is, and removing it. What
- * the files hold is the loaders' affair; those of one name, 16 hexadecimal digits, belong together,
- * and nothing else in the folder is looked at.
+ * the files hold is the loaders' affair, but for KEY.used, a line that tells people what the cache
+ * was made of; those of one name, 16 hexadecimal digits, belong together, and nothing else in the
+ * folder is looked at.
  */
 #include "../base/log.h"
 #include "../base/status.h"
@@ -94,8 +95,26 @@ static mt_status list(listing *l)
     return st;
 }
 
+/* Whose tokens they are, fit for a terminal; "" where nobody wrote it down. */
+static const char *name_data(const listing *l, const entry *e, char ret[FOLDER])
+{
+    char path[FOLDER + KEY + sizeof "/.used"];
+    snprintf(path, sizeof path, "%s/%s.used", l->folder, e->key);
+    FILE *f = fopen(path, "re");
+    if (!f || !fgets(ret, FOLDER, f))
+        ret[0] = '\0';
+    ret[strcspn(ret, "\n")] = '\0';
+    for (char *c = ret; *c; c++)
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            *c = '?';
+    if (f)
+        fclose(f);
+    return ret;
+}
+
 static void print(const listing *l)
 {
+    char name[FOLDER];
     int64_t bytes = 0, notes = 0;
     time_t now = time(NULL);
     for (int64_t i = 0; i < l->n; i++) {
@@ -104,8 +123,8 @@ static void print(const listing *l)
         bytes += e->bytes;
         notes += e->bytes < WORTH_A_LINE;
         if (e->bytes >= WORTH_A_LINE)
-            printf("%s  %10s  used %lld day%s ago\n", e->key, human_bytes(e->bytes).s, days,
-                   days == 1 ? "" : "s");
+            printf("%s  %10s  used %lld day%s ago%s%s\n", e->key, human_bytes(e->bytes).s, days,
+                   days == 1 ? "" : "s", name_data(l, e, name)[0] ? "  " : "", name);
     }
     printf("%s: %s in %lld cache%s and %lld note%s about files\n", l->folder, human_bytes(bytes).s,
            (long long)(l->n - notes), l->n - notes == 1 ? "" : "s", (long long)notes,
@@ -220,9 +239,11 @@ const cli_command cli_cache = {
     .brief = "list or remove what text has been made into",
     .help =
         "Text and conversations become tokens once, and are kept in a cache. list shows what is\n"
-        "there and when it was last used, the newest first; clean removes what has not been used\n"
-        "for 30 days. Whatever is removed is made again when it is needed; a run that has it open\n"
-        "goes on. What has not been used for 90 days goes by itself when a new cache is made.",
+        "there, the newest first: when it was last used, and for which files. clean removes what\n"
+        "has not been used for 30 days. Whatever is removed is made again when it is needed; a "
+        "run\n"
+        "that has it open goes on. What has not been used for 90 days goes by itself when a new\n"
+        "cache is made.",
     .example = "example: free what has not been used for a week\n"
                "  megatrain cache clean --older-than 7",
     .run = run_cache,

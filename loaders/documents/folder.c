@@ -100,15 +100,28 @@ int folder_scratch(const char *folder)
 
 /* ---- what is no longer used ------------------------------------------------------------------ */
 
-void folder_use(const char *folder, uint64_t key)
+/* "/data/a.jsonl and 3 more". */
+static void write_names(int fd, const mt_files *files)
+{
+    char more[32] = "";
+    char *full = files->n > 0 ? realpath(files->items[0].path, NULL) : NULL;
+    if (files->n > 1)
+        snprintf(more, sizeof more, " and %lld more", (long long)files->n - 1);
+    if (full)
+        (void)dprintf(fd, "%s%s\n", full, more);
+    free(full);
+}
+
+void folder_use(const char *folder, uint64_t key, const mt_files *files)
 {
     char path[FOLDER_PATH];
     if ((size_t)snprintf(path, sizeof path, "%s/%016llx.used", folder, (unsigned long long)key) >=
         sizeof path)
         return;
-    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0)
         return;
+    write_names(fd, files);
     (void)futimens(fd, NULL);
     close(fd);
 }

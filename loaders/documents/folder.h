@@ -26,9 +26,10 @@ void folder_unlock(const char *folder, uint64_t key, int lock);
 /* A file without a name for what is too large to be sure of memory for it; -1 with errno set. */
 int folder_scratch(const char *folder);
 
-/* Notes that the cache of `key` is used today. What cannot be noted, in a folder that may only be
- * read, is not. */
-void folder_use(const char *folder, uint64_t key);
+/* Notes that the cache of `key` is used today, and for which files: a line for people in
+ * FOLDER/KEY.used, "/data/a.jsonl and 3 more". What cannot be noted, in a folder that may only be
+ * read, is not. [main] */
+void folder_use(const char *folder, uint64_t key, const mt_files *files);
 
 /* Removes what has not been used for FOLDER_KEEP_DAYS: caches, notes about files, and what
  * processes that were killed have left. Whoever has one open keeps it. [main] */

@@ -138,7 +138,7 @@ static mt_status open_cache(const mt_data_request *r, const doc_options *o, cons
         status = make_cache(&build, &s->cache);
     }
     if (!status && folder)
-        folder_use(folder, key);
+        folder_use(folder, key, &d->files);
     encoder_finish(&e);
     return status;
 }

@@ -113,7 +113,12 @@ for name in old kept; do
     declare "$name=${key%.tokens}"
 done
 check 'two caches' test "$(ls "$caches" | grep -c tokens)" = 2
-expect 0 'used 0 days ago' 'in 2 caches' -- cache
+expect 0 "used 0 days ago  $PWD/old.txt" "used 0 days ago  $PWD/kept.txt" 'in 2 caches' -- cache
+cp old.txt moved.txt
+expect 0 -- plan run.yaml 'data.files=[moved.txt]' data.datasets=null
+expect 0 "$PWD/moved.txt" 'in 2 caches' -- cache
+expect 0 -- plan run.yaml 'data.files=[kept.txt, old.txt]' data.datasets=null data.cache=two
+expect 0 "$PWD/kept.txt and 1 more" -- cache --dir two
 touch -d '100 days ago' "$caches"/*
 touch -d '60 days ago' "$caches/$kept.used"
 expect 0 'used 100 days ago' 'used 60 days ago' -- cache list
