@@ -190,12 +190,15 @@ static double gb(double bytes)
     return bytes * 1e-9;
 }
 
+/* Of fewer bytes it is opening files and starting threads that takes the time. */
+static const double least_bytes = 32e6;
+
 static void print_phase(const startup *s, startup_phase p, double ceiling)
 {
     double t = s->seconds[p], bytes = (double)s->bytes[p];
     if (!s->bytes[p] || t <= 0)
         printf("  %9.3f s %30s", t, "");
-    else if (p == STARTUP_WEIGHTS && ceiling > 0)
+    else if (p == STARTUP_WEIGHTS && ceiling > 0 && bytes >= least_bytes)
         printf("  %9.3f s %8.2f GB %6.2f GB/s %4.0f%%", t, gb(bytes), gb(bytes / t),
                100 * bytes / t / ceiling);
     else
@@ -213,6 +216,10 @@ static void print_table(const startup times[2], const double rate[2])
     }
     printf("%-10s  %9.3f s %30s  %9.3f s\n", "in all", startup_total(&times[0]), "",
            startup_total(&times[1]));
+    double weights = (double)times[0].bytes[STARTUP_WEIGHTS];
+    if (rate[0] > 0 && weights < least_bytes)
+        printf("weights of less than %.0f MB are too few to compare with the rate of reading\n",
+               1e-6 * least_bytes);
 }
 
 static mt_status bench(run_manifest *run)

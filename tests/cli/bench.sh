@@ -235,7 +235,13 @@ check 'no run folder' test ! -e run
 for phase in device model tokenizer data plan memory engine weights 'first step' 'in all'; do
     check "$phase: two times" grep -qE "^$phase +[0-9]+\.[0-9]{3} s .* [0-9]+\.[0-9]{3} s" out
 done
-check 'weights: sizes, rates and shares' grep -qE '^weights( +[0-9.]+ s +[0-9.]+ GB +[0-9.]+ GB/s +[0-9]+%){2}' out
+check 'weights: sizes and rates' grep -qE '^weights( +[0-9.]+ s +[0-9.]+ GB +[0-9.]+ GB/s){2}' out
+check 'too few for shares' grep -q '^weights of less than 32 MB are too few' out
+check 'so there are none' bash -c '! grep -q % out'
+sed -e 's/vocab_size: 256/vocab_size: 33000/' -e 's/hidden_size: 32/hidden_size: 256/' model.yaml >wide.yaml
+expect 0 -- export wide.yaml -o wide --init random
+expect 0 'first step' -- bench start run.yaml model=wide data.loader=text
+check 'weights: shares' grep -qE '^weights( +[0-9.]+ s +[0-9.]+ GB +[0-9.]+ GB/s +[0-9]+%){2}' out
 expect 0 'first step' -- bench start run.yaml init=random
 check 'no files, no rates' bash -c '! grep -q "from the disk" out'
 expect 1 'has no weights; name a Hugging Face folder' -- bench start run.yaml init=pretrained
