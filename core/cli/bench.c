@@ -21,9 +21,7 @@ static int run_bench(const cli_command *self, int argc, char **argv)
         return rc;
     if (!words)
         return cli_usage(self, "what? `hardware`, `step`, `unit` or `start`");
-    const char *nearest = cli_nearest(argv[0], names);
-    return nearest ? cli_usage(self, "unknown '%s'; did you mean '%s'?", argv[0], nearest)
-                   : cli_usage(self, "unknown '%s'; one of hardware, step, unit, start", argv[0]);
+    return cli_unknown(self, argv[0], names);
 }
 
 const cli_command cli_bench = {

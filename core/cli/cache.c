@@ -208,6 +208,7 @@ static mt_status run_request(const char *dir, bool cleaning, int64_t days)
 
 static int run_cache(const cli_command *self, int argc, char **argv)
 {
+    static const char *const verbs[] = { "list", "clean", NULL };
     const char *dir = NULL;
     int64_t days = INT64_MIN; /* not given */
     bool all = false;
@@ -220,9 +221,11 @@ static int run_cache(const cli_command *self, int argc, char **argv)
     int words = 0, rc = cli_parse(self, options, argc, argv, &words);
     if (rc != CLI_GO_ON)
         return rc;
-    bool cleaning = words == 1 && strcmp(argv[0], "clean") == 0, given = days != INT64_MIN;
-    if (words > 1 || (words == 1 && !cleaning && strcmp(argv[0], "list") != 0))
-        return cli_usage(self, "'%s' is neither list nor clean", argv[words - 1]);
+    bool cleaning = words > 0 && strcmp(argv[0], "clean") == 0, given = days != INT64_MIN;
+    if (words > 0 && !cleaning && strcmp(argv[0], "list") != 0)
+        return cli_unknown(self, argv[0], verbs);
+    if (words > 1)
+        return cli_usage(self, "%s takes no argument, but '%s' was given", argv[0], argv[1]);
     if (!cleaning && (all || given))
         return cli_usage(self, "%s is for clean", all ? "--all" : "--older-than");
     if (all && given)

@@ -56,6 +56,27 @@ const char *cli_nearest(const char *word, const char *const *names)
     return nearest < 0 ? NULL : names[nearest];
 }
 
+/* "list, info or check". */
+static const char *list_names(const char *const *names, char *ret, size_t size)
+{
+    size_t used = 0;
+    *ret = '\0';
+    for (int i = 0; names[i] && used < size; i++) {
+        const char *before = i == 0 ? "" : names[i + 1] ? ", " : " or ";
+        used += (size_t)snprintf(ret + used, size - used, "%s%s", before, names[i]);
+    }
+    return ret;
+}
+
+int cli_unknown(const cli_command *self, const char *word, const char *const *names)
+{
+    char list[256];
+    const char *nearest = cli_nearest(word, names);
+    if (nearest)
+        return cli_usage(self, "unknown '%s'; did you mean '%s'?", word, nearest);
+    return cli_usage(self, "unknown '%s'; expected %s", word, list_names(names, list, sizeof list));
+}
+
 /* ---- options --------------------------------------------------------------------------------- */
 
 static int unknown_option(const cli_command *self, const cli_option *options, const char *name,
@@ -75,6 +96,19 @@ static int unknown_option(const cli_command *self, const cli_option *options, co
     return cli_usage(self, "unknown option '--%s'", word);
 }
 
+static int set_choice(const cli_command *self, const cli_option *o, const char *text)
+{
+    char list[256];
+    cli_choice *choice = o->value;
+    for (const char *const *w = choice->words; *w; w++)
+        if (strcmp(*w, text) == 0) {
+            choice->word = *w;
+            return CLI_GO_ON;
+        }
+    return cli_usage(self, "%s%s must be %s, not '%s'", dashes(o->name), o->name,
+                     list_names(choice->words, list, sizeof list), text);
+}
+
 static int set_value(const cli_command *self, const cli_option *o, const char *text)
 {
     char *end = NULL;
@@ -89,6 +123,8 @@ static int set_value(const cli_command *self, const cli_option *o, const char *t
     case CLI_TEXT:
         *(const char **)o->value = text;
         return CLI_GO_ON;
+    case CLI_CHOICE:
+        return set_choice(self, o, text);
     case CLI_INT:
         *(int64_t *)o->value = strtoll(text, &end, 10);
         if (end == text || *end || errno)

@@ -25,10 +25,16 @@ typedef struct cli_list {
     int32_t n;
 } cli_list;
 
-typedef enum cli_kind { CLI_FLAG, CLI_TEXT, CLI_INT, CLI_REAL, CLI_LIST } cli_kind;
+typedef enum cli_kind { CLI_FLAG, CLI_TEXT, CLI_CHOICE, CLI_INT, CLI_REAL, CLI_LIST } cli_kind;
 
-/* One `--name`, or `-n` when the name is one letter. `value` points to bool, const char *, int64_t,
- * double or cli_list and holds the default. */
+/* A word of a few. */
+typedef struct cli_choice {
+    const char *word;
+    const char *const *words; /* NULL-terminated */
+} cli_choice;
+
+/* One `--name`, or `-n` when the name is one letter. `value` points to bool, const char *,
+ * cli_choice, int64_t, double or cli_list and holds the default. */
 typedef struct cli_option {
     const char *name; /* without dashes; NULL ends a table */
     cli_kind kind;
@@ -66,6 +72,9 @@ int cli_parse(const cli_command *self, const cli_option *options, int argc, char
 
 /* Explains wrong usage and points to --help; returns CLI_USAGE. */
 int cli_usage(const cli_command *self, const char *fmt, ...) MT_PRINTF(2, 3);
+
+/* The same for a word that is none of `names` (NULL-terminated), which it lists or suggests. */
+int cli_unknown(const cli_command *self, const char *word, const char *const *names);
 
 /* The exit code of a finished command; prints the error text of a failed one. */
 int cli_exit(mt_status st);

@@ -52,16 +52,18 @@ static mt_status export_path(const char *path, const export_options *o, session 
 
 static int run_export(const cli_command *self, int argc, char **argv)
 {
+    static const char *const dtypes[] = { "bf16", "fp32", NULL };
+    static const char *const inits[] = { "pretrained", "random", NULL };
     cli_list dirs = { 0 };
-    const char *output = NULL, *dtype = "bf16", *shard = "5GB", *tokenizer = NULL;
-    const char *init = "pretrained";
+    const char *output = NULL, *shard = "5GB", *tokenizer = NULL;
+    cli_choice dtype = { "bf16", dtypes }, init = { "pretrained", inits };
     int64_t seed = INT64_MIN; /* not given */
     const cli_option options[] = {
         { "o", CLI_TEXT, &output, "DIR", "the folder to make (required); empty where it stands" },
-        { "dtype", CLI_TEXT, &dtype, "NAME", "bf16 (the default) or fp32" },
+        { "dtype", CLI_CHOICE, &dtype, "NAME", "bf16 (the default) or fp32" },
         { "shard-size", CLI_TEXT, &shard, "SIZE", "most bytes of weights in a file (5GB)" },
         { "tokenizer", CLI_TEXT, &tokenizer, "PATH", "take these tokenizer files along instead" },
-        { "init", CLI_TEXT, &init, "WHAT",
+        { "init", CLI_CHOICE, &init, "WHAT",
           "pretrained, or random: draw a model manifest's weights" },
         { "seed", CLI_INT, &seed, "S", "of random weights (0)" },
         CLI_PLUGIN_DIR(&dirs),
@@ -74,20 +76,14 @@ static int run_export(const cli_command *self, int argc, char **argv)
         rc = cli_usage(self, "where to? name a folder with -o DIR");
     bool given = seed != INT64_MIN;
     export_options o = { .folder = output,
-                         .dtype = MT_BF16,
+                         .dtype = strcmp(dtype.word, "fp32") == 0 ? MT_F32 : MT_BF16,
                          .tokenizer = tokenizer,
-                         .random = strcmp(init, "random") == 0,
+                         .random = strcmp(init.word, "random") == 0,
                          .seed = given ? (uint64_t)seed : 0 };
     if (rc == CLI_GO_ON && given && seed < 0)
         rc = cli_usage(self, "--seed must be 0 or more, not %lld", (long long)seed);
-    if (rc == CLI_GO_ON && !o.random && strcmp(init, "pretrained") != 0)
-        rc = cli_usage(self, "--init must be pretrained or random, not '%s'", init);
     if (rc == CLI_GO_ON && given && !o.random)
         rc = cli_usage(self, "--seed is for --init random");
-    if (rc == CLI_GO_ON && strcmp(dtype, "fp32") == 0)
-        o.dtype = MT_F32;
-    else if (rc == CLI_GO_ON && strcmp(dtype, "bf16") != 0)
-        rc = cli_usage(self, "--dtype must be bf16 or fp32, not '%s'", dtype);
     if (rc == CLI_GO_ON && (!text_bytes(shard, &o.shard_bytes) || o.shard_bytes < 1))
         rc = cli_usage(self, "--shard-size must be a size such as 5GB or 512MiB, not '%s'", shard);
     if (rc != CLI_GO_ON)

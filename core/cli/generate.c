@@ -17,7 +17,8 @@
 
 typedef struct request {
     const char *model, *prompt, *prompt_file, *system, *tokenizer, *chat_format;
-    const char *device, *precision, *init;
+    const char *device;
+    cli_choice precision, init;
     bool chat, raw;
     int64_t max_tokens, context, threads, seed;
     sampler_options sampling;
@@ -27,6 +28,9 @@ enum { MAX_TOKENS = 1 << 30, MAX_THREADS = 4096 };
 enum { DEFAULT_TOKENS = 256, DEFAULT_CONTEXT = 4096 };
 
 #define NOT_GIVEN INT64_MIN
+
+static const char *const precisions[] = { "auto", "fp32", "bf16", NULL };
+static const char *const inits[] = { "pretrained", "random", NULL };
 
 /* What a request works with. */
 typedef struct work {
@@ -185,7 +189,7 @@ static mt_status open_tokenizer(work *w, const char *path)
 
 static bool wants_random(const request *q)
 {
-    return strcmp(q->init, "random") == 0;
+    return strcmp(q->init.word, "random") == 0;
 }
 
 static mt_status check_weights(const work *w, const char *path)
@@ -268,7 +272,7 @@ static mt_status run_request(const request *q)
     char path[RUN_FOLDER_PATH];
     mt_status st = run_folder_find_model(q->model, path);
     if (st == MT_OK)
-        st = session_open_device(&w.s, q->device, q->precision, q->threads);
+        st = session_open_device(&w.s, q->device, q->precision.word, q->threads);
     if (st == MT_OK)
         st = session_open_model(&w.s, path);
     if (st == MT_OK)
@@ -318,8 +322,6 @@ static int check(const cli_command *self, const request *q, int words)
         return cli_usage(self, "--%s", status_text());
     if (q->seed < 0)
         return cli_usage(self, "--seed must be 0 or more, not %lld", (long long)q->seed);
-    if (!wants_random(q) && strcmp(q->init, "pretrained") != 0)
-        return cli_usage(self, "--init must be pretrained or random, not '%s'", q->init);
     if (q->threads < 0 || q->threads > MAX_THREADS)
         return cli_usage(self, "--threads must be from 0 (all) to %d, not %lld", MAX_THREADS,
                          (long long)q->threads);
@@ -330,8 +332,8 @@ static int run_generate(const cli_command *self, int argc, char **argv)
 {
     cli_list dirs = { 0 };
     request q = { .device = "auto",
-                  .precision = "auto",
-                  .init = "pretrained",
+                  .precision = { "auto", precisions },
+                  .init = { "pretrained", inits },
                   .max_tokens = NOT_GIVEN,
                   .context = NOT_GIVEN,
                   .sampling = { .temperature = 0.8, .top_p = 1.0 } };
@@ -349,11 +351,11 @@ static int run_generate(const cli_command *self, int argc, char **argv)
         { "top-p", CLI_REAL, &q.sampling.top_p, "P", "choose among those of total mass P (1)" },
         { "seed", CLI_INT, &q.seed, "S", "of the draws, and of random weights (0)" },
         { "device", CLI_TEXT, &q.device, "NAME", "auto, cpu or cuda (auto)" },
-        { "precision", CLI_TEXT, &q.precision, "NAME", "auto, fp32 or bf16 (auto)" },
+        { "precision", CLI_CHOICE, &q.precision, "NAME", "auto, fp32 or bf16 (auto)" },
         { "threads", CLI_INT, &q.threads, "N", "CPU threads (0: all)" },
         { "tokenizer", CLI_TEXT, &q.tokenizer, "PATH",
           "a tokenizer.json or its folder (default: the model's)" },
-        { "init", CLI_TEXT, &q.init, "WHAT", "pretrained, or random: untrained weights" },
+        { "init", CLI_CHOICE, &q.init, "WHAT", "pretrained, or random: untrained weights" },
         CLI_PLUGIN_DIR(&dirs),
         { 0 }
     };

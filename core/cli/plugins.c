@@ -10,6 +10,8 @@
 
 #include <stdio.h>
 
+enum { MAX_TIMEOUT = 24 * 60 * 60 };
+
 static void print_provides(const plugin_record *r)
 {
     for (const char *const *p = r->provides; p && *p; p++)
@@ -77,17 +79,15 @@ static int run_plugins(const cli_command *self, int argc, char **argv)
     const char *verb = words ? argv[0] : "list";
     bool list = strcmp(verb, "list") == 0, info = strcmp(verb, "info") == 0;
     bool check = strcmp(verb, "check") == 0;
-    if (!list && !info && !check) {
-        const char *nearest = cli_nearest(verb, verbs);
-        return nearest ? cli_usage(self, "unknown '%s'; did you mean '%s'?", verb, nearest)
-                       : cli_usage(self, "unknown '%s'; one of list, info, check", verb);
-    }
+    if (!list && !info && !check)
+        return cli_unknown(self, verb, verbs);
     if (list && words > 1)
         return cli_usage(self, "list takes no argument, but '%s' was given", argv[1]);
     if (!list && words != 2)
         return cli_usage(self, info ? "info needs one plugin's name" : "check needs one file");
-    if (timeout < 1)
-        return cli_usage(self, "--timeout must be at least 1 second, not %lld", (long long)timeout);
+    if (timeout < 1 || timeout > MAX_TIMEOUT)
+        return cli_usage(self, "--timeout must be from 1 to %d seconds, not %lld", MAX_TIMEOUT,
+                         (long long)timeout);
 
     mt_status st = cli_find_plugins(&dirs);
     if (st != MT_OK)

@@ -304,5 +304,12 @@ expect 2 '--top-p must be above 0 and at most 1, not 2' -- "${random[@]}" --top-
 expect 2 '--context must be from 1 to' 'not 0' -- "${random[@]}" --chat --context 0
 expect 2 '--seed must be 0 or more, not -1' -- "${random[@]}" --seed -1
 expect 2 "--init must be pretrained or random, not 'zero'" -- generate model.yaml --init zero
+expect 2 "--init must be pretrained or random, not 'zero'" -- export model.yaml -o x --init zero
+expect 2 "--precision must be auto, fp32 or bf16, not 'fp16'" -- generate model.yaml --precision fp16
+expect 2 "--dtype must be bf16 or fp32, not 'int8'" -- export model.yaml -o x --dtype=int8
+expect 2 '--timeout must be from 1 to 86400 seconds, not 4294967297' -- plugins check x.so --timeout 4294967297
+expect 2 "unknown 'x'; expected list, info or check" -- plugins x
+expect 2 "unknown 'lost'; did you mean 'list'?" -- plugins lost
+expect 2 "unknown 'disk'; expected hardware, step, unit or start" -- bench disk
 expect 2 '--seed must be 0 or more, not -1' -- export model.yaml -o x --init random --seed -1
 done_testing

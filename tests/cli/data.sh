@@ -141,7 +141,9 @@ check 'a cache in the making is left alone' test -e "$caches/$key"
 expect 0 'removed' -- cache clean --all
 check 'everything is gone but what is not of this kind' test "$(ls "$caches")" = mine.txt
 expect 0 '0 B in 0 caches' -- cache list --dir nowhere
-expect 2 "'tidy' is neither list nor clean" -- cache tidy
+expect 2 "unknown 'tidy'; expected list or clean" -- cache tidy
+expect 2 "unknown 'claen'; did you mean 'clean'?" -- cache claen
+expect 2 "clean takes no argument, but 'all' was given" -- cache clean all
 expect 2 '--all is for clean' -- cache --all
 expect 2 'one of the two' -- cache clean --all --older-than 3
 expect 2 '--older-than must be from 1' -- cache clean --older-than 0
