@@ -6,6 +6,7 @@
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
 #include "../base/status.h"
+#include "../train/files.h"
 #include "../train/human.h"
 #include "../train/profile.h"
 #include "../train/session.h"
@@ -96,6 +97,18 @@ static void print_hardware(const hardware *h)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
+/* Not after half a minute of measuring. */
+static mt_status check_places(const hardware_options *options, const char *file, bool make_folder)
+{
+    if (options->disk && !files_is_folder(options->disk))
+        return status_set(MT_ERR_NOT_FOUND,
+                          "%s: cannot measure this disk: there is no such folder; name one that "
+                          "exists",
+                          options->disk);
+    mt_status st = options->disk ? files_check_folder(options->disk) : MT_OK;
+    return st == MT_OK && file ? profile_prepare(file, make_folder) : st;
+}
+
 static mt_status measure(const char *device, const hardware_options *options, const char *file)
 {
     char path[PROFILE_PATH];
@@ -106,13 +119,15 @@ static mt_status measure(const char *device, const hardware_options *options, co
     const char *to = file ? file : options->quick ? NULL : path;
     if (st == MT_OK && to == path)
         st = profile_cache_path(s.backend->kind, path);
+    /* The cache's folder is ours to make; one that the user names must stand. */
+    if (st == MT_OK)
+        st = check_places(options, to, to == path);
     if (st == MT_OK)
         st = hardware_measure(s.backend, s.device, options, &h);
     log_live(NULL);
     if (st == MT_OK) {
         print_hardware(&h);
-        /* The cache's folder is ours to make; one that the user names must stand. */
-        st = to ? profile_write(&h, to, to == path) : MT_OK;
+        st = to ? profile_write(&h, to) : MT_OK;
     }
     if (st == MT_OK && to)
         printf("\nprofile  %s\n", to);

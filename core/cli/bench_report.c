@@ -209,19 +209,6 @@ static json_t *json_size(const step_report *r, const step_bench *b)
         (json_int_t)b->bytes[PLAN_HOST], "memory", json_memory(p));
 }
 
-mt_status report_check(const char *path)
-{
-    FILE *f = path ? fopen(path, "ae") : NULL;
-    if (path && !f)
-        return status_set(MT_ERR_IO,
-                          "%s: cannot write: %s; name a file in a folder that you can "
-                          "write to",
-                          path, strerror(errno));
-    if (f)
-        fclose(f);
-    return MT_OK;
-}
-
 mt_status report_write(const step_report *r, const char *path)
 {
     const session *s = r->s;

@@ -26,9 +26,6 @@ typedef struct step_report {
     int32_t n;
 } step_report;
 
-/* Fails now rather than after the measurement when `path` (NULL: none) cannot be written. */
-mt_status report_check(const char *path);
-
 /* Print to the standard output. [main] */
 void report_begin(const step_report *r);
 void report_size(const step_report *r, const step_bench *b);

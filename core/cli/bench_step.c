@@ -8,6 +8,7 @@
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
 #include "../base/status.h"
+#include "../train/files.h"
 #include "../train/human.h"
 #include "bench.h"
 #include "bench_setup.h"
@@ -205,8 +206,10 @@ static int run_bench_step(const cli_command *self, int argc, char **argv)
         st = bench_read_words(argv, words, r.document, NULL, &run);
     if (st == MT_OK)
         st = open_session(&s, r.document, run);
-    if (st == MT_OK)
-        st = report_check(r.json);
+    if (st == MT_OK && r.json)
+        st = files_check_output(r.json, false);
+    if (st == MT_OK && trace)
+        st = files_check_output(trace, false);
     if (st == MT_OK) {
         st = bench(&s, run, &r, trace, &report);
         if (r.json && report.n > 0 && (st == MT_OK || st == MT_ERR_NOMEM)) {

@@ -9,7 +9,7 @@
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
 #include "../base/status.h"
-#include "bench_report.h"
+#include "../train/files.h"
 #include "bench_setup.h"
 
 #include <errno.h>
@@ -436,8 +436,8 @@ static int run_bench_unit(const cli_command *self, int argc, char **argv)
         st = bench_read_words(argv, words, q.document, "train.max_grad_norm=0", &run);
     if (st == MT_OK)
         st = bench_open(&s, q.document, run);
-    if (st == MT_OK)
-        st = report_check(q.json);
+    if (st == MT_OK && q.json)
+        st = files_check_output(q.json, false);
     if (st == MT_OK) {
         run->groups = 1;
         run->segment_bytes = 0; /* times are those of a unit's one copy each way */

@@ -7,6 +7,7 @@
 #include "../base/log.h"
 #include "../base/status.h"
 #include "../manifest/config.h"
+#include "../train/files.h"
 #include "../train/human.h"
 #include "../train/session.h"
 #include "cli.h"
@@ -233,6 +234,8 @@ static mt_status run_request(const request *q)
     mt_status st = session_find_tokenizer(q->tokenizer, &t.iface);
     if (st == MT_OK)
         st = t.iface->open(q->tokenizer, &t.tokenizer);
+    if (st == MT_OK && q->output)
+        st = files_check_output(q->output, true);
     if (st == MT_OK)
         st = read_input(q, &text, &n);
     if (st == MT_OK && q->decode)

@@ -93,6 +93,8 @@ static int run_train(const cli_command *self, int argc, char **argv)
     train_catch_signals();
     mt_status st = cli_find_plugins(&dirs);
     if (st == MT_OK)
+        st = train_check_outputs(run, &how);
+    if (st == MT_OK)
         st = session_open_run(&s, run, true);
     if (st == MT_OK) {
         print_summary(&s, run);

@@ -180,10 +180,7 @@ mt_status engine_create(const engine_config *config, engine **ret)
     pthread_cond_init(&e->pool.done, NULL);
     layout_make(e->p, e->b, e->dev, &e->l);
 
-    /* Not after a night of training. */
-    st = e->trace_path ? trace_check(e) : MT_OK;
-    if (st == MT_OK)
-        st = alloc_regions(e);
+    st = alloc_regions(e);
     if (st == MT_OK)
         st = create_tables(e);
     if (st == MT_OK)

@@ -343,8 +343,6 @@ void time_end(engine *e, void *queue, int64_t index);
 /* Host work that is over already. Only in a detailed timeline. [any] */
 void time_span(engine *e, int track_, event_kind kind, int32_t unit, uint64_t from, uint64_t to);
 void time_account(engine *e, uint64_t from, engine_result *ret);
-/* Can the trace's file be written? Leaves it empty where there was none. */
-mt_status trace_check(const engine *e);
 mt_status trace_write(engine *e);
 
 /* workers.c */

@@ -162,18 +162,6 @@ static void write_track(FILE *f, int id, const char *name, int index)
     fprintf(f, "\"}},\n");
 }
 
-mt_status trace_check(const engine *e)
-{
-    FILE *f = fopen(e->trace_path, "ae");
-    if (!f)
-        return status_set(MT_ERR_IO,
-                          "%s: cannot write the trace: %s; name a file in a folder that "
-                          "you can write to",
-                          e->trace_path, strerror(errno));
-    fclose(f);
-    return MT_OK;
-}
-
 mt_status trace_write(engine *e)
 {
     static const char *const verb[] = {

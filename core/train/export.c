@@ -463,7 +463,7 @@ mt_status export_check_folder(const char *folder, bool replace)
         return status;
     DIR *d = opendir(folder);
     if (!d && errno == ENOENT)
-        return MT_OK;
+        return files_check_folder(folder);
     if (!d && errno == ENOTDIR)
         return status_set(MT_ERR_INVALID, "%s: is, or lies below, a file; name a folder", folder);
     if (!d)

@@ -38,6 +38,76 @@ mt_status files_cache_path(const char *below, char *ret, size_t size)
     return MT_OK;
 }
 
+/* The folder that `path` lies in. */
+static void folder_of(const char *path, char ret[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash)
+        snprintf(ret, PATH_MAX, ".");
+    else
+        snprintf(ret, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+}
+
+static mt_status no_output(const char *path, const char *why)
+{
+    return status_set(MT_ERR_IO,
+                      "%s: cannot write: %s; name a file in a folder that you can write to", path,
+                      why);
+}
+
+/* A new file is tried out: of a disk that is mounted to be read, for one, permissions say nothing.
+ */
+static mt_status check_new_file(const char *path)
+{
+    char folder[PATH_MAX], why[PATH_MAX + 64];
+    folder_of(path, folder);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd >= 0) {
+        close(fd);
+        unlink(path);
+        return MT_OK;
+    }
+    int e = errno;
+    if (e == EEXIST) /* a link to nothing, or somebody else's just now */
+        return MT_OK;
+    if (files_is_folder(folder))
+        return no_output(path, strerror(e));
+    snprintf(why, sizeof why, "there is no folder %s", folder);
+    return no_output(path, why);
+}
+
+mt_status files_check_output(const char *path, bool by_rename)
+{
+    char folder[PATH_MAX];
+    struct stat st;
+    if (stat(path, &st) != 0)
+        return check_new_file(path);
+    if (S_ISDIR(st.st_mode))
+        return no_output(path, "it is a folder");
+    if (by_rename && !S_ISREG(st.st_mode))
+        return no_output(path, "it is no regular file, which could be replaced");
+    folder_of(path, folder);
+    return access(by_rename ? folder : path, W_OK) == 0 ? MT_OK : no_output(path, strerror(errno));
+}
+
+mt_status files_check_folder(const char *path)
+{
+    char folder[PATH_MAX];
+    struct stat st;
+    snprintf(folder, sizeof folder, "%s", path);
+    while (stat(folder, &st) != 0 && (errno == ENOENT || errno == ENOTDIR) &&
+           strcmp(folder, ".") != 0) {
+        char below[PATH_MAX];
+        memcpy(below, folder, sizeof below);
+        folder_of(below, folder);
+    }
+    if (stat(folder, &st) == 0 && !S_ISDIR(st.st_mode))
+        return status_set(MT_ERR_INVALID, "%s: not a folder", folder);
+    if (access(folder, W_OK | X_OK) == 0)
+        return MT_OK;
+    return io_fail(folder, strcmp(folder, path) == 0 ? "write" : "make a folder in it");
+}
+
 mt_status files_make_folders(const char *path)
 {
     char part[PATH_MAX];

@@ -31,6 +31,14 @@ mt_status files_copy(const char *from, const char *to);
  * folder. */
 mt_status files_cache_path(const char *below, char *ret, size_t size);
 
+/* Fails where no file can be written at `path`, so that it is known before long work rather than
+ * after it; what is there stays as it is. `by_rename`: the file will take the place of one that is
+ * there, which must be a regular one (nobody wants /dev/null replaced). */
+mt_status files_check_output(const char *path, bool by_rename);
+
+/* The same for a folder that is to be made with its parents, or written into. */
+mt_status files_check_folder(const char *path);
+
 /* Is there a regular file / a folder of this name? */
 bool files_is_file(const char *path);
 bool files_is_folder(const char *path);

@@ -434,6 +434,16 @@ static mt_status check_evaluation(const session *s, const run_manifest *run)
     return MT_OK;
 }
 
+mt_status train_check_outputs(const run_manifest *run, const session_engine_options *options)
+{
+    char folder[RUN_FOLDER_PATH];
+    mt_status st = run_folder_check(run);
+    if (st == MT_OK && export_folder(run, folder) &&
+        (st = export_check_folder(folder, true)) != MT_OK)
+        return config_blame(config_section(run->config, "checkpoint"), "export");
+    return st == MT_OK && options->trace ? files_check_output(options->trace, false) : st;
+}
+
 mt_status train_run(session *s, run_manifest *run, const session_engine_options *options,
                     train_outcome *ret)
 {
@@ -441,11 +451,6 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
     mt_status st = check_evaluation(s, run);
     if (st != MT_OK)
         return st;
-    if ((st = run_folder_check(run)) != MT_OK)
-        return st;
-    char folder[RUN_FOLDER_PATH];
-    if (export_folder(run, folder) && (st = export_check_folder(folder, true)) != MT_OK)
-        return config_blame(config_section(run->config, "checkpoint"), "export");
     l.schedule = schedule_of_run(run, train_count_steps(s, run));
 
     st = run_folder_open(run, &l.folder, &l.metrics);

@@ -179,19 +179,24 @@ static void put_profile(FILE *f, const hardware *h)
     }
 }
 
-mt_status profile_write(const hardware *h, const char *path, bool make_folder)
+mt_status profile_prepare(const char *path, bool make_folder)
 {
-    char temporary[PROFILE_PATH + 32], folder[PROFILE_PATH], *text = NULL;
-    size_t n = 0;
+    char folder[PROFILE_PATH];
     if (strlen(path) >= PROFILE_PATH)
         return status_set(MT_ERR_INVALID, "the path '%.60s...' is too long", path);
-    snprintf(folder, sizeof folder, "%s", path);
+    strcpy(folder, path);
     char *slash = strrchr(folder, '/');
     if (slash)
         *slash = '\0';
     mt_status st = make_folder && slash ? files_make_folders(folder) : MT_OK;
-    if (st != MT_OK)
-        return st;
+    return st == MT_OK ? files_check_output(path, true) : st;
+}
+
+mt_status profile_write(const hardware *h, const char *path)
+{
+    char temporary[PROFILE_PATH + 32], *text = NULL;
+    size_t n = 0;
+    mt_status st = MT_OK;
     FILE *f = open_memstream(&text, &n);
     if (!f)
         return status_nomem("a profile", 0);

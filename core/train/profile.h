@@ -15,9 +15,12 @@ enum { PROFILE_PATH = 4096 };
  * environment names no such folder. [main] */
 mt_status profile_cache_path(const char *kind, char ret[PROFILE_PATH]);
 
-/* Writes by way of a temporary file, flush and rename; makes the folder when `make_folder`. [main]
- */
-mt_status profile_write(const hardware *h, const char *path, bool make_folder);
+/* Fails where no profile can be written at `path`, before it is measured; makes the folder when
+ * `make_folder`. [main] */
+mt_status profile_prepare(const char *path, bool make_folder);
+
+/* Writes by way of a temporary file, flush and rename, where profile_prepare succeeds. [main] */
+mt_status profile_write(const hardware *h, const char *path);
 
 /* Reads and checks a profile; what is wrong is told with file, line and column. MT_ERR_NOT_FOUND
  * when there is no such file. [main] */

@@ -126,9 +126,8 @@ static mt_status check_base(const run_manifest *run, const run_folder *f)
 
 mt_status run_folder_check(const run_manifest *run)
 {
-    if (access(run->output_dir, F_OK) != 0 || files_is_folder(run->output_dir))
+    if (files_check_folder(run->output_dir) == MT_OK)
         return MT_OK;
-    status_set(MT_ERR_INVALID, "%s: not a folder", run->output_dir);
     return blame(run, "output_dir", "name a folder that you can write to");
 }
 

@@ -21,7 +21,7 @@ typedef struct run_folder {
     char resume[RUN_FOLDER_PATH]; /* the checkpoint to resume from; "" for a new run */
 } run_folder;
 
-/* Fails where output_dir is something else than a folder, before anything else looks there. */
+/* Fails where output_dir can neither be made nor written into, before anything is done for it. */
 mt_status run_folder_check(const run_manifest *run);
 
 /* Makes the folder and decides, by resume_from_checkpoint, what the run starts from. A folder that

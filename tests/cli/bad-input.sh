@@ -62,7 +62,12 @@ expect 2 '--checkpoint is empty' -- eval run.yaml --checkpoint=
 expect 2 '--max-tokens must be from 1' -- generate run --max-tokens 9223372036854775807
 expect 2 '--threads must be from 0' -- generate run --threads -1
 expect 1 'shorten it to 127' -- generate run --prompt "$(head -c 200 text.txt)" --max-tokens 1
-expect 1 '/nowhere/trace' 'cannot write the trace' -- train run.yaml output_dir=new --trace /nowhere/trace
+# What cannot be written is known before data is looked for.
+expect 1 '/nowhere/trace: cannot write: there is no folder /nowhere' \
+    -- train run.yaml output_dir=new --trace /nowhere/trace data.files=missing.txt
+expect 1 'text.txt: not a folder' -- train run.yaml output_dir=text.txt/new data.files=missing.txt
+expect 1 "'checkpoint.export' cannot be had: text.txt" \
+    -- train run.yaml output_dir=new data.files=missing.txt checkpoint.export=text.txt/model
 expect 0 'finished' -- train run.yaml output_dir=new train.max_steps=0 train.num_train_epochs=0.02
 rm -rf new
 
@@ -86,6 +91,8 @@ echo '{ "eos_token_id": 1000000000000000019884624838656 }' >generation_config.js
 expect 1 "generation_config.json: eos_token_id: found the number 1e+30, expected the id of a token" \
     -- tokenize --tokenizer tokenizer.json --file text.txt
 rm generation_config.json
+expect 1 '/dev/zero: cannot write: it is no regular file' \
+    -- tokenize --tokenizer tokenizer.json --file missing.txt -o /dev/zero
 
 # ---- plugins ---------------------------------------------------------------------------------------
 
@@ -195,7 +202,7 @@ check 'the last good checkpoint stays' test -s skips/checkpoints/step-000004/sta
 expect 1 'gradient norm nan' 'then start again' -- train run.yaml output_dir=stops \
     train.learning_rate=1e6 train.on_bad_numbers=stop checkpoint.save_steps=0
 touch plain
-expect 1 'output_dir' 'plain: cannot make the folder: Not a directory' -- train run.yaml \
+expect 1 'output_dir' 'plain: not a folder' -- train run.yaml \
     output_dir=plain/below
 expect 2 '--chaos needs a seed above 0, not 0' -- train run.yaml --chaos 0
 

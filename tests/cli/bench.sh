@@ -65,7 +65,8 @@ expect 1 "names 'nothing.yaml', which does not exist" -- bench step nothing.yaml
 expect 1 'precision' -- "${small[@]}" precision=fp8
 expect 1 "unknown key 'bet1'" -- "${small[@]}" optimizer.bet1=0.9
 expect 1 'no/such/folder/x: cannot write' -- "${small[@]}" --tokens 64 --json no/such/folder/x
-expect 1 'no/such/folder/x: cannot write the trace' -- "${small[@]}" --tokens 64 --trace no/such/folder/x
+expect 1 'no/such/folder/x: cannot write' -- "${small[@]}" --tokens 64,128 --trace no/such/folder/x
+check 'no size is measured before' bash -c '! grep -q "64 tokens a step" out'
 
 # ---- units ---------------------------------------------------------------------------------------
 
@@ -140,8 +141,13 @@ check 'a rough profile is not kept' test ! -e "$XDG_CACHE_HOME/megatrain"
 expect 2 "'x' is no option" -- bench hardware x
 expect 2 '-o needs a value: -o FILE' -- bench hardware -o
 expect 2 "unknown option '--o'" -- bench hardware --o=x
-expect 1 'no/such/here.yaml.tmp' -- bench hardware --device cpu --quick -o no/such/here.yaml
+# No place to write to, or to measure, is known before anything is measured.
+expect 1 'no/such/here.yaml: cannot write: there is no folder no/such; name a file' \
+    -- bench hardware --device cpu --quick -o no/such/here.yaml
+check 'the machine is not measured before' bash -c '! grep -q GEMM out'
+expect 1 '.: cannot write: it is a folder' -- bench hardware --device cpu --quick -o .
 expect 1 'no-such: cannot measure this disk' -- bench hardware --device cpu --quick --disk no-such
+check 'nor is it before its disk' bash -c '! grep -q GEMM out'
 expect 1 "device 'tpu'" -- bench hardware --device tpu --quick
 expect 2 "unknown 'hardwar'; did you mean 'hardware'?" -- bench hardwar
 

@@ -55,9 +55,14 @@ static void written_and_read(void)
     snprintf(path, sizeof path, "%s/a/b.yaml", folder);
     hardware h = example(), r;
     CHECK(profile_read(path, &r) == MT_ERR_NOT_FOUND);
-    CHECK(profile_write(&h, path, false) == MT_ERR_IO, "no folder is made");
-    CHECK(profile_write(&h, path, true) == MT_OK, "%s", status_text());
-    CHECK(profile_write(&h, path, true) == MT_OK, "an old one is replaced: %s", status_text());
+    CHECK(profile_prepare(path, false) == MT_ERR_IO, "no folder is made");
+    CHECK(profile_prepare(path, true) == MT_OK, "%s", status_text());
+    CHECK(profile_read(path, &r) == MT_ERR_NOT_FOUND, "the try leaves nothing");
+    CHECK(profile_write(&h, path) == MT_OK, "%s", status_text());
+    CHECK(profile_prepare(path, false) == MT_OK, "%s", status_text());
+    CHECK(profile_write(&h, path) == MT_OK, "an old one is replaced: %s", status_text());
+    CHECK(profile_prepare("/dev/null", false) == MT_ERR_IO, "no device is replaced");
+    CHECK(profile_prepare(folder, false) == MT_ERR_IO, "nor a folder");
     CHECK(profile_read(path, &r) == MT_OK, "%s", status_text());
     CHECK(strcmp(r.host, h.host) == 0 && strcmp(r.device.name, h.device.name) == 0);
     CHECK(r.device.memory_free == h.device.memory_free && r.host_memory == h.host_memory);
@@ -74,10 +79,10 @@ static void written_and_read(void)
     h.disk_read = 3e9;
     h.disk_write = 2e9;
     h.disk_direct = true;
-    CHECK(profile_write(&h, path, false) == MT_OK);
+    CHECK(profile_write(&h, path) == MT_OK);
     CHECK(profile_read(path, &r) == MT_OK && r.disk_write == 2e9 && r.disk_direct);
     h.n_scans = 0; /* a backend without */
-    CHECK(profile_write(&h, path, false) == MT_OK);
+    CHECK(profile_write(&h, path) == MT_OK);
     CHECK(profile_read(path, &r) == MT_OK && r.n_scans == 0, "%s", status_text());
     unlink(path);
     snprintf(path, sizeof path, "%s/a", folder);

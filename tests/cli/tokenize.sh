@@ -87,7 +87,7 @@ expect 1 "bad.jsonl:2: expected an object with a string at 'text'" -- \
 printf '{"text": "a"}\n{"text": \n' >bad.jsonl
 expect 1 'bad.jsonl:2:' -- tokenize --tokenizer model --file bad.jsonl -o x.bin
 expect 1 'no text to write tokens of' -- tokenize --tokenizer model -o x.bin
-expect 1 '/nowhere/x.bin: cannot create it' -- tokenize --tokenizer model -o /nowhere/x.bin text
+expect 1 '/nowhere/x.bin: cannot write: there is no folder /nowhere' -- tokenize --tokenizer model -o /nowhere/x.bin text
 check 'nothing is left of what failed' test -z "$(find . -name 'x.bin*')"
 
 # A folder of another format says how to make the file.
