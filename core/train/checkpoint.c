@@ -9,6 +9,7 @@
 #include "../base/status.h"
 #include "checkpoint_files.h"
 #include "files.h"
+#include "human.h"
 #include "weights.h"
 
 #include <dirent.h>
@@ -17,7 +18,6 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define TEMP_PREFIX ".tmp-"
@@ -64,19 +64,24 @@ static int64_t needed_bytes(const store *s, const checkpoint_options *o, const t
 
 static mt_status check_space(const store *s, const checkpoint_options *o, const tensor_map *map)
 {
-    struct statvfs fs;
-    if (statvfs(o->folder, &fs) < 0)
-        return status_set(MT_ERR_IO, "%s: cannot ask for the free space: %s", o->folder,
-                          strerror(errno));
-    double need = (double)needed_bytes(s, o, map);
-    double have = (double)fs.f_bavail * (double)fs.f_frsize;
-    if (need <= have)
+    int64_t need = needed_bytes(s, o, map), have = files_free_bytes(o->folder);
+    if (have < 0 || need <= have)
         return MT_OK;
     return status_set(MT_ERR_IO,
-                      "%s: a checkpoint needs %.3f GiB, %.3f GiB are free; free some space, lower "
+                      "%s: a checkpoint needs %s, %s are free; free some space, lower "
                       "checkpoint.save_total_limit, set checkpoint.weights_only, or choose another "
                       "output_dir",
-                      o->folder, need / 0x1p30, have / 0x1p30);
+                      o->folder, human_bytes(need).s, human_bytes(have).s);
+}
+
+mt_status checkpoint_bytes(const store *s, const checkpoint_options *o, int64_t *ret)
+{
+    tensor_map *map = NULL;
+    mt_status status = tensor_map_create(s->m, NULL, &map);
+    if (!status)
+        *ret = needed_bytes(s, o, map);
+    tensor_map_destroy(map);
+    return status;
 }
 
 /* ---- tensors -------------------------------------------------------------------------------- */
@@ -316,6 +321,16 @@ static mt_status list_steps(const char *folder, step_list *ret)
     mt_status status = each_entry(folder, collect_step, ret);
     if (!status && ret->n)
         qsort(ret->steps, (size_t)ret->n, sizeof *ret->steps, newest_first);
+    return status;
+}
+
+mt_status checkpoint_count(const char *folder, int64_t *ret)
+{
+    step_list l = { 0 };
+    mt_status status = list_steps(folder, &l);
+    if (!status)
+        *ret = l.n;
+    free(l.steps);
     return status;
 }
 

@@ -48,6 +48,12 @@ mt_status checkpoint_save(const store *s, const checkpoint_state *state,
                           const checkpoint_options *options, const mt_weights *format,
                           mt_status (*write_config)(void *arg, const char *folder), void *arg);
 
+/* Bytes that a checkpoint takes on the disk, a little more rather than less. [main] */
+mt_status checkpoint_bytes(const store *s, const checkpoint_options *options, int64_t *ret);
+
+/* How many complete checkpoints there are in `folder`. [main] */
+mt_status checkpoint_count(const char *folder, int64_t *ret);
+
 /* Path of the newest complete checkpoint in `folder`; MT_ERR_NOT_FOUND when there is none.
  * `ret` has room for `size` bytes. [main] */
 mt_status checkpoint_latest(const char *folder, char *ret, size_t size);

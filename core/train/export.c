@@ -11,6 +11,7 @@
 #include "card.h"
 #include "checkpoint_files.h"
 #include "files.h"
+#include "human.h"
 #include "weights.h"
 
 #include <dirent.h>
@@ -553,6 +554,34 @@ static mt_status publish(const char *temp, const char *folder, bool replace)
     return status_set(MT_ERR_IO, "%s: cannot rename into place: %s", folder, strerror(errno));
 }
 
+mt_status export_bytes(const model *m, mt_dtype dtype, int64_t *ret)
+{
+    tensor_map *map = NULL;
+    mt_status status = tensor_map_create(m, NULL, &map);
+    if (status)
+        return status;
+    int64_t bytes = 0;
+    for (int64_t t = 0; t < map->n; t++)
+        bytes += tensor_info(&map->tensors[t], export_dtype(m, &map->tensors[t], dtype)).bytes;
+    tensor_map_destroy(map);
+    *ret = bytes;
+    return MT_OK;
+}
+
+/* Before the first byte: a disk that an export has filled is in everybody's way. */
+static mt_status check_space(const model *m, const export_options *o, const char *temp)
+{
+    int64_t need = 0, have = files_free_bytes(temp);
+    mt_status status = export_bytes(m, o->dtype, &need);
+    if (status || have < 0 || need <= have)
+        return status;
+    return status_set(MT_ERR_IO,
+                      "%s: the export needs %s, %s are free; free some space, or export to another "
+                      "disk%s",
+                      o->folder, human_bytes(need).s, human_bytes(have).s,
+                      o->dtype == MT_F32 ? ", or in bf16, which takes half as much" : "");
+}
+
 mt_status export_model(const model_source *source, const model *m, const mt_weights *format,
                        const export_options *o, int64_t *ret_bytes)
 {
@@ -571,6 +600,8 @@ mt_status export_model(const model_source *source, const model *m, const mt_weig
         status = open_temp(temp, &lock);
     if (lock < 0)
         return status;
+    if (!status)
+        status = check_space(m, o, temp);
     if (!status)
         status = fill(source, m, format, o, temp, &bytes);
     if (!status)

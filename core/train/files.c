@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 static mt_status io_fail(const char *path, const char *doing)
@@ -106,6 +107,15 @@ mt_status files_check_folder(const char *path)
     if (access(folder, W_OK | X_OK) == 0)
         return MT_OK;
     return io_fail(folder, strcmp(folder, path) == 0 ? "write" : "make a folder in it");
+}
+
+int64_t files_free_bytes(const char *folder)
+{
+    struct statvfs fs;
+    if (statvfs(folder, &fs) != 0)
+        return -1;
+    double bytes = (double)fs.f_bavail * (double)fs.f_frsize;
+    return bytes < 0x1p62 ? (int64_t)bytes : INT64_C(1) << 62;
 }
 
 mt_status files_make_folders(const char *path)

@@ -39,6 +39,9 @@ mt_status files_check_output(const char *path, bool by_rename);
 /* The same for a folder that is to be made with its parents, or written into. */
 mt_status files_check_folder(const char *path);
 
+/* Bytes that the file system of a folder still takes from this user; -1: nobody knows. */
+int64_t files_free_bytes(const char *folder);
+
 /* Is there a regular file / a folder of this name? */
 bool files_is_file(const char *path);
 bool files_is_folder(const char *path);

@@ -147,16 +147,21 @@ static mt_status write_config(void *arg, const char *folder)
     return st == MT_OK ? export_copy_files(s->source.weights, s->tokenizer_path, folder) : st;
 }
 
-static mt_status save(loop *l)
+checkpoint_options loop_save_options(const loop *l)
 {
     /* While steps are skipped nothing gets better: older, maybe saner, weights stay. */
     int64_t keep = l->state.skipped_in_a_row ? 0 : l->run->save_total_limit;
-    const checkpoint_options options = { .folder = l->folder.checkpoints,
-                                         .keep = keep,
-                                         .best_step = l->run->save_best ? l->state.best_step : 0,
-                                         .weights_only = l->run->weights_only,
-                                         .weights_dtype = MT_F32,
-                                         .model_type = l->s->source.model_type };
+    return (checkpoint_options){ .folder = l->folder.checkpoints,
+                                 .keep = keep,
+                                 .best_step = l->run->save_best ? l->state.best_step : 0,
+                                 .weights_only = l->run->weights_only,
+                                 .weights_dtype = MT_F32,
+                                 .model_type = l->s->source.model_type };
+}
+
+static mt_status save(loop *l)
+{
+    const checkpoint_options options = loop_save_options(l);
     double began = loop_now();
     mt_status st = engine_drain(l->s->engine);
     if (st == MT_OK)
@@ -344,8 +349,7 @@ static mt_status steps(loop *l)
 
 /* ---- export at the end ----------------------------------------------------------------------- */
 
-/* Where the finished run is exported to; false: nowhere. */
-static bool export_folder(const run_manifest *run, char ret[RUN_FOLDER_PATH])
+bool loop_export_folder(const run_manifest *run, char ret[RUN_FOLDER_PATH])
 {
     const char *dir = run->export_dir;
     bool automatic = strcmp(dir, "auto") == 0;
@@ -387,7 +391,7 @@ static mt_status export_run(const loop *l, const char *folder)
 static mt_status export_if_asked(const loop *l, bool trained)
 {
     char folder[RUN_FOLDER_PATH];
-    if (!export_folder(l->run, folder) || !loop_is_finished(l) || !l->folder.resume[0] ||
+    if (!loop_export_folder(l->run, folder) || !loop_is_finished(l) || !l->folder.resume[0] ||
         (!trained && files_is_folder(folder)))
         return MT_OK;
     return export_run(l, folder);
@@ -438,7 +442,7 @@ mt_status train_check_outputs(const run_manifest *run, const session_engine_opti
 {
     char folder[RUN_FOLDER_PATH];
     mt_status st = run_folder_check(run);
-    if (st == MT_OK && export_folder(run, folder) &&
+    if (st == MT_OK && loop_export_folder(run, folder) &&
         (st = export_check_folder(folder, true)) != MT_OK)
         return config_blame(config_section(run->config, "checkpoint"), "export");
     return st == MT_OK && options->trace ? files_check_output(options->trace, false) : st;

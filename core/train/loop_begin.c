@@ -6,6 +6,9 @@
 
 #include "../base/log.h"
 #include "../base/status.h"
+#include "export.h"
+#include "files.h"
+#include "human.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -133,6 +136,52 @@ static mt_status start_new(loop *l)
     return st;
 }
 
+/* Checkpoints that are still to be saved. */
+static int64_t saves_left(const loop *l)
+{
+    int64_t each = l->run->save_steps, done = l->state.step, total = l->schedule.total;
+    if (done >= total)
+        return 0;
+    return each == 0 ? 1 : (total - 1) / each - done / each + 1;
+}
+
+/* By how many checkpoints the folder grows at most: a new one stands before an old one goes, and
+ * the best stays besides. */
+static mt_status checkpoints_more(const loop *l, int64_t *ret)
+{
+    int64_t there = 0, left = saves_left(l), keep = l->run->save_total_limit;
+    mt_status st = checkpoint_count(l->folder.checkpoints, &there);
+    if (st != MT_OK)
+        return st;
+    int64_t room = keep + 1 + l->run->save_best - there;
+    *ret = keep == 0 || left < room ? left : room > 1 ? room : left > 0;
+    return MT_OK;
+}
+
+/* A full disk is better known before the first step than at the save that it stops. */
+static mt_status warn_of_space(const loop *l)
+{
+    char folder[RUN_FOLDER_PATH];
+    const checkpoint_options options = loop_save_options(l);
+    int64_t each = 0, more = 0, export = 0, have = files_free_bytes(l->folder.checkpoints);
+    mt_status st = checkpoint_bytes(l->s->store, &options, &each);
+    if (st == MT_OK)
+        st = checkpoints_more(l, &more);
+    if (st == MT_OK && more > 0 && loop_export_folder(l->run, folder))
+        st = export_bytes(l->s->model, MT_BF16, &export);
+    double need = (double)more * (double)each + (double)export;
+    if (st != MT_OK || have < 0 || need <= (double)have)
+        return st;
+    log_write(MT_LOG_WARNING,
+              "%s: %s checkpoint%s of %s%s%s will not fit into the %s that are free; what does not "
+              "fit will not be saved: free some space, lower checkpoint.save_total_limit, save "
+              "less often, or choose another output_dir",
+              l->folder.checkpoints, human_grouped(more).s, more == 1 ? "" : "s",
+              human_bytes(each).s, export ? " and an export of " : "",
+              export ? human_bytes(export).s : "", human_bytes(have).s);
+    return MT_OK;
+}
+
 mt_status loop_begin(loop *l)
 {
     bool resumed = l->folder.resume[0], has_eval = false;
@@ -144,6 +193,8 @@ mt_status loop_begin(loop *l)
     /* The manifest that is there tells how a finished run was trained. */
     if (st == MT_OK && !(resumed && loop_is_finished(l)))
         st = run_folder_write_manifest(l->run);
+    if (st == MT_OK)
+        st = warn_of_space(l);
     l->ended = loop_now();
     /* A signal may have come between the step and its evaluation. */
     if (st == MT_OK && l->state.step > 0 && from.eval_is_due && !has_eval)

@@ -34,6 +34,11 @@ bool loop_eval_is_due(const loop *l, int64_t step);
 /* Evaluates now, writes it down, and remembers the best. */
 mt_status loop_evaluate(loop *l);
 
+/* How the state as it is now is saved. */
+checkpoint_options loop_save_options(const loop *l);
+/* Where the finished run is exported to; false: nowhere. */
+bool loop_export_folder(const run_manifest *run, char ret[RUN_FOLDER_PATH]);
+
 /* Weights, states and position of a new or of a resumed run. */
 mt_status loop_begin(loop *l);
 

@@ -251,6 +251,22 @@ for command in 'tokenize --tokenizer tokenizer.json --no-special --file text.txt
     check "no space: ${command%% *}: says so" grep -q 'cannot write.*File too large' out
 done
 
+# What no disk can hold is known before the first byte, or the first step.
+cat >vast.yaml <<END
+{ model_type: llama, vocab_size: 256, hidden_size: 131072, intermediate_size: 524288, num_hidden_layers: 1000,
+  num_attention_heads: 1024, num_key_value_heads: 1024 }
+END
+expect 1 'vast: the export needs 500 TiB, ' 'are free; free some space' -- export vast.yaml --init random -o vast
+expect 1 'vast: the export needs 1000 TiB, ' 'or in bf16, which takes half' \
+    -- export vast.yaml --init random -o vast --dtype fp32
+check 'an export that does not fit leaves nothing' test ! -e vast -a ! -e vast.tmp-export
+many=(train run.yaml train.max_steps=1000000000000 train.learning_rate=0 train.early_stopping_patience=1
+    train.eval_steps=1 checkpoint.save_steps=1)
+expect 0 'checkpoints: 1,000,000,000,000 checkpoints of ' ' that are free' 'save_total_limit' \
+    -- "${many[@]}" output_dir=endless checkpoint.save_total_limit=0
+expect 0 'stopping early' -- "${many[@]}" output_dir=few
+check 'what is rotated out needs no room' bash -c '! grep -q "that are free" out'
+
 # A limit of the address space is found before OpenBLAS tries for ever to get round it. (Sanitizers
 # need more than any limit.)
 for limit in 100000 200000; do

@@ -553,7 +553,7 @@ static void small_disk(void)
     store *a = small_store_create(m, states, 2);
     checkpoint_options o = default_options();
     o.folder = "disk";
-    CHECK(save_at(a, 1, &o) == MT_ERR_IO && support_says("GiB are free") &&
+    CHECK(save_at(a, 1, &o) == MT_ERR_IO && support_says("256 KiB are free") &&
               support_says("save_total_limit"),
           " ");
     CHECK(count_entries("disk") == 0, " ");
