@@ -22,6 +22,7 @@ static const mt_weights safetensors_weights = {
     .write = st_write,
     .finish = st_finish,
     .abort = st_abort,
+    .write_at = st_write_at,
 };
 
 MT_PLUGIN("safetensors", "1.0.0", "Apache-2.0", MT_WEIGHTS_INTERFACE, &safetensors_weights)

@@ -44,6 +44,7 @@ mt_status st_read(const void *reader, int64_t index, int64_t offset, int64_t n, 
 mt_status st_create(const char *folder, const char *stem, const mt_tensor_info *list, int64_t n,
                     int64_t shard_bytes, void **ret_writer);
 mt_status st_write(void *writer, int64_t index, const void *data, int64_t n);
+mt_status st_write_at(void *writer, int64_t index, int64_t offset, const void *data, int64_t n);
 mt_status st_finish(void *writer);
 void st_abort(void *writer);
 

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Writing safetensors: tensors in order, straight to the file, never more than the caller's piece
- * in memory. Files carry temporary names until finish, which makes them durable and renames them.
+ * Writing safetensors: straight to the place in the file that the list gives every tensor, by one
+ * thread in order or by several at once, never more than the callers' pieces in memory. A shard is
+ * opened with its first byte and flushed and closed with its last. Files carry temporary names
+ * until finish, which makes them durable and renames them.
  */
 #include "safetensors.h"
 
@@ -10,6 +12,7 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,23 +20,35 @@
 enum { WRITEBACK = 64 << 20 };
 
 typedef struct st_out {
-    char *name;       /* final name in the folder */
-    char *temp;       /* its name until finish */
-    int64_t first, n; /* tensors of the list */
-    bool made;        /* `temp` exists */
+    char *name;        /* final name in the folder */
+    char *temp;        /* its name until finish */
+    int64_t first, n;  /* tensors of the list */
+    bool made;         /* `temp` exists */
+    int fd;            /* -1: not open */
+    int64_t data;      /* where the tensors' data starts */
+    int64_t bytes;     /* of that data */
+    int64_t written;   /* of them, so far */
+    int64_t unflushed; /* of them, since the disk was last told to begin */
 } st_out;
+
+/* A tensor's place, and how much of it is there. */
+typedef struct st_slot {
+    int32_t shard;
+    int64_t begin; /* bytes from the start of the shard's data */
+    int64_t written;
+} st_slot;
 
 typedef struct st_writer {
     char *folder, *stem;
     int dir; /* the folder */
     mt_tensor_info *list;
+    st_slot *slots; /* [n] */
     int64_t n;
     st_out *files; /* shards in order; the index, where there is one, is last */
     int32_t n_files, n_shards;
-    int32_t shard;           /* being written */
-    int fd;                  /* of `shard`, -1 when it is not open */
-    int64_t flushed, size;   /* bytes of `shard`: on their way to the disk, written */
-    int64_t tensor, written; /* next byte: of which tensor, how many it already has */
+    int64_t tensor; /* the one that `write` comes to next */
+    /* Of all that changes while tensors are written. */
+    pthread_mutex_t lock;
     bool failed;
 } st_writer;
 
@@ -45,11 +60,12 @@ static mt_status io_fail(const st_writer *w, const char *file, const char *doing
                    full ? "; free some space or choose another folder" : "");
 }
 
-static mt_status write_all(const st_writer *w, int fd, const char *file, const void *data, size_t n)
+static mt_status write_all(const st_writer *w, int fd, const char *file, const void *data, size_t n,
+                           int64_t at)
 {
     const char *p = data;
     while (n > 0) {
-        ssize_t put = write(fd, p, n > (1u << 30) ? 1u << 30 : n);
+        ssize_t put = pwrite(fd, p, n > (1u << 30) ? 1u << 30 : n, at);
         if (put < 0 && errno == EINTR)
             continue;
         if (put <= 0) {
@@ -58,6 +74,7 @@ static mt_status write_all(const st_writer *w, int fd, const char *file, const v
             return io_fail(w, file, "write");
         }
         p += put;
+        at += put;
         n -= (size_t)put;
     }
     return MT_OK;
@@ -109,19 +126,21 @@ static mt_status check_list(const mt_tensor_info *list, int64_t n)
 static mt_status lay_out(st_writer *w, int64_t shard_bytes)
 {
     w->files = calloc((size_t)w->n + 2, sizeof *w->files);
-    if (!w->files)
+    w->slots = calloc((size_t)w->n + 1, sizeof *w->slots);
+    if (!w->files || !w->slots)
         return mt_fail_nomem();
-    int64_t bytes = 0;
+    for (int64_t i = 0; i < w->n + 2; i++)
+        w->files[i].fd = -1;
     w->n_shards = 1;
     for (int64_t i = 0; i < w->n; i++) {
         st_out *f = &w->files[w->n_shards - 1];
-        if (shard_bytes > 0 && f->n > 0 && w->list[i].bytes > shard_bytes - bytes) {
+        if (shard_bytes > 0 && f->n > 0 && w->list[i].bytes > shard_bytes - f->bytes) {
             f = &w->files[w->n_shards++];
             f->first = i;
-            bytes = 0;
         }
+        w->slots[i] = (st_slot){ .shard = w->n_shards - 1, .begin = f->bytes };
         f->n++;
-        bytes += w->list[i].bytes;
+        f->bytes += w->list[i].bytes;
     }
     w->n_files = w->n_shards + (w->n_shards > 1);
     for (int32_t i = 0; i < w->n_files; i++) {
@@ -151,13 +170,11 @@ static json_t *tensor_entry(const mt_tensor_info *t, int64_t begin)
 static char *header_text(const st_writer *w, const st_out *f)
 {
     char *text = NULL;
-    int64_t at = 0;
     json_t *header = json_pack("{s:{s:s}}", ST_METADATA, "format", "pt");
     bool ok = header != NULL;
-    for (int64_t i = f->first; ok && i < f->first + f->n; i++) {
-        ok = json_object_set_new(header, w->list[i].name, tensor_entry(&w->list[i], at)) == 0;
-        at += w->list[i].bytes;
-    }
+    for (int64_t i = f->first; ok && i < f->first + f->n; i++)
+        ok = json_object_set_new(header, w->list[i].name,
+                                 tensor_entry(&w->list[i], w->slots[i].begin)) == 0;
     if (ok)
         text = json_dumps(header, JSON_COMPACT);
     json_decref(header);
@@ -166,21 +183,26 @@ static char *header_text(const st_writer *w, const st_out *f)
 
 /* ---- writing -------------------------------------------------------------------------------- */
 
-static mt_status create_file(st_writer *w, st_out *f, int *ret_fd)
+static mt_status create_file(st_writer *w, st_out *f)
 {
-    int fd = openat(w->dir, f->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0)
+    f->fd = openat(w->dir, f->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (f->fd < 0)
         return io_fail(w, f->temp, "create");
     f->made = true;
-    *ret_fd = fd;
     return MT_OK;
 }
 
-static mt_status start_shard(st_writer *w)
+static mt_status close_file(const st_writer *w, st_out *f)
 {
-    st_out *f = &w->files[w->shard];
-    w->flushed = w->size = 0;
-    mt_status status = create_file(w, f, &w->fd);
+    int fd = f->fd;
+    f->fd = -1;
+    return sync_close(w, fd, f->name);
+}
+
+/* Creates the file and writes its header. */
+static mt_status start_shard(st_writer *w, st_out *f)
+{
+    mt_status status = create_file(w, f);
     if (status)
         return status;
     char *text = header_text(w, f);
@@ -197,49 +219,15 @@ static mt_status start_shard(st_writer *w)
     uint8_t head[8];
     for (int i = 0; i < 8; i++)
         head[i] = (uint8_t)((uint64_t)padded >> (8 * i));
-    status = write_all(w, w->fd, f->name, head, sizeof head);
+    f->data = (int64_t)(sizeof head + padded);
+    status = write_all(w, f->fd, f->name, head, sizeof head, 0);
     if (!status)
-        status = write_all(w, w->fd, f->name, text, used);
+        status = write_all(w, f->fd, f->name, text, used, sizeof head);
     if (!status)
-        status = write_all(w, w->fd, f->name, "       ", padded - used);
+        status =
+            write_all(w, f->fd, f->name, "       ", padded - used, (int64_t)(sizeof head + used));
     free(text);
     return status;
-}
-
-/* Keeps the disk busy all the time, instead of letting dirty pages pile up until fsync. Only a
- * hint: its failure means nothing. */
-static void start_writeback(st_writer *w, int64_t n)
-{
-    w->size += n;
-    if (w->size - w->flushed < WRITEBACK)
-        return;
-    sync_file_range(w->fd, w->flushed, w->size - w->flushed, SYNC_FILE_RANGE_WRITE);
-    w->flushed = w->size;
-}
-
-/* Closes the shards that are complete, skips empty tensors, and opens the next shard if there is
- * one. Afterwards `tensor` wants at least one byte, or everything is written. */
-static mt_status advance(st_writer *w)
-{
-    mt_status status = MT_OK;
-    for (;;) {
-        while (w->tensor < w->n && w->written == w->list[w->tensor].bytes) {
-            /* An empty tensor may be the only one of a shard that is not there yet. */
-            if (w->tensor >= w->files[w->shard].first + w->files[w->shard].n)
-                break;
-            w->tensor++;
-            w->written = 0;
-        }
-        st_out *f = &w->files[w->shard];
-        if (w->tensor < f->first + f->n || w->fd < 0)
-            return status;
-        status = sync_close(w, w->fd, f->name);
-        w->fd = -1;
-        if (status || ++w->shard == w->n_shards)
-            return status;
-        if ((status = start_shard(w)))
-            return status;
-    }
 }
 
 mt_status st_create(const char *folder, const char *stem, const mt_tensor_info *list, int64_t n,
@@ -256,7 +244,8 @@ mt_status st_create(const char *folder, const char *stem, const mt_tensor_info *
     st_writer *w = calloc(1, sizeof *w);
     if (!w)
         return mt_fail_nomem();
-    w->dir = w->fd = -1;
+    pthread_mutex_init(&w->lock, NULL);
+    w->dir = -1;
     w->n = n;
     w->folder = st_format("%s", folder);
     w->stem = st_format("%s", stem);
@@ -274,9 +263,7 @@ mt_status st_create(const char *folder, const char *stem, const mt_tensor_info *
     }
     if ((status = lay_out(w, shard_bytes)))
         goto out;
-    if ((status = start_shard(w)))
-        goto out;
-    status = advance(w);
+    status = start_shard(w, &w->files[0]);
 out:
     if (status)
         st_abort(w);
@@ -285,29 +272,82 @@ out:
     return status;
 }
 
+/* Counts the bytes that are about to be written, and opens their file. `ret_flush`: is it time to
+ * tell the disk to begin? That keeps it busy, instead of letting dirty pages pile up until fsync.
+ */
+static mt_status begin_write(st_writer *w, int64_t index, int64_t offset, int64_t n,
+                             bool *ret_flush)
+{
+    if (w->failed)
+        return mt_fail(MT_ERR_INVALID, "%s: an earlier write failed", w->folder);
+    if (index < 0 || index >= w->n)
+        return mt_fail(MT_ERR_INVALID, "%s: bytes given for tensor %lld of %lld", w->folder,
+                       (long long)index, (long long)w->n);
+    st_slot *slot = &w->slots[index];
+    int64_t bytes = w->list[index].bytes;
+    if (offset < 0 || n < 0 || offset > bytes || n > bytes - offset || n > bytes - slot->written)
+        return mt_fail(MT_ERR_INVALID,
+                       "%s: %lld bytes given for tensor '%s' from byte %lld on; it has %lld, of "
+                       "which %lld were given before",
+                       w->folder, (long long)n, w->list[index].name, (long long)offset,
+                       (long long)bytes, (long long)slot->written);
+    slot->written += n;
+    st_out *f = &w->files[slot->shard];
+    f->unflushed += n;
+    *ret_flush = f->unflushed >= WRITEBACK;
+    if (*ret_flush)
+        f->unflushed = 0;
+    return f->made ? MT_OK : start_shard(w, f);
+}
+
+/* The thread that writes the last bytes of a file finds it complete: nobody else uses it then. */
+static bool end_write(st_writer *w, st_out *f, int64_t n, mt_status status)
+{
+    pthread_mutex_lock(&w->lock);
+    w->failed |= status != MT_OK;
+    f->written += n;
+    bool complete = !w->failed && f->written == f->bytes;
+    pthread_mutex_unlock(&w->lock);
+    return complete;
+}
+
+mt_status st_write_at(void *writer, int64_t index, int64_t offset, const void *data, int64_t n)
+{
+    st_writer *w = writer;
+    bool flush = false;
+    pthread_mutex_lock(&w->lock);
+    mt_status status = begin_write(w, index, offset, n, &flush);
+    w->failed |= status != MT_OK;
+    pthread_mutex_unlock(&w->lock);
+    if (status || n == 0)
+        return status;
+    st_out *f = &w->files[w->slots[index].shard];
+    status =
+        write_all(w, f->fd, f->name, data, (size_t)n, f->data + w->slots[index].begin + offset);
+    if (flush && !status) /* only a hint: its failure means nothing */
+        sync_file_range(f->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+    if (!end_write(w, f, n, status))
+        return status;
+    status = close_file(w, f);
+    end_write(w, f, 0, status);
+    return status;
+}
+
 mt_status st_write(void *writer, int64_t index, const void *data, int64_t n)
 {
     st_writer *w = writer;
-    if (w->failed)
-        return mt_fail(MT_ERR_INVALID, "%s: an earlier write failed", w->folder);
-    if (n == 0)
-        return MT_OK;
-    if (n < 0 || index != w->tensor || w->tensor >= w->n ||
-        n > w->list[w->tensor].bytes - w->written) {
-        w->failed = true;
-        return mt_fail(MT_ERR_INVALID,
-                       "%s: %lld bytes given for tensor %lld; expected tensor %lld, which lacks "
-                       "%lld bytes",
-                       w->folder, (long long)n, (long long)index, (long long)w->tensor,
-                       w->tensor < w->n ? (long long)(w->list[w->tensor].bytes - w->written) : 0);
-    }
-    mt_status status = write_all(w, w->fd, w->files[w->shard].name, data, (size_t)n);
-    w->written += n;
-    start_writeback(w, n);
-    if (!status)
-        status = advance(w);
-    w->failed = status != MT_OK;
-    return status;
+    while (w->tensor < w->n && w->slots[w->tensor].written == w->list[w->tensor].bytes)
+        w->tensor++;
+    if (n == 0 || w->failed || index == w->tensor)
+        return st_write_at(w, index, index >= 0 && index < w->n ? w->slots[index].written : 0, data,
+                           n);
+    w->failed = true;
+    return mt_fail(
+        MT_ERR_INVALID,
+        "%s: %lld bytes given for tensor %lld; expected tensor %lld, which lacks %lld "
+        "bytes",
+        w->folder, (long long)n, (long long)index, (long long)w->tensor,
+        w->tensor < w->n ? (long long)(w->list[w->tensor].bytes - w->slots[w->tensor].written) : 0);
 }
 
 /* ---- finishing ------------------------------------------------------------------------------ */
@@ -317,16 +357,15 @@ static mt_status write_index(st_writer *w)
     st_out *f = &w->files[w->n_shards];
     mt_status status = MT_OK;
     char *text = NULL;
-    int fd = -1;
     int64_t total = 0;
     json_t *map = json_object();
     json_t *root = json_object();
     bool ok = map && root;
-    for (int32_t s = 0; s < w->n_shards; s++)
-        for (int64_t i = w->files[s].first; ok && i < w->files[s].first + w->files[s].n; i++) {
-            total += w->list[i].bytes;
-            ok = json_object_set_new(map, w->list[i].name, json_string(w->files[s].name)) == 0;
-        }
+    for (int64_t i = 0; ok && i < w->n; i++) {
+        total += w->list[i].bytes;
+        ok = json_object_set_new(map, w->list[i].name,
+                                 json_string(w->files[w->slots[i].shard].name)) == 0;
+    }
     ok = ok &&
          json_object_set_new(root, "metadata",
                              json_pack("{s:I}", "total_size", (json_int_t)total)) == 0 &&
@@ -337,17 +376,24 @@ static mt_status write_index(st_writer *w)
     json_decref(root);
     if (!text)
         return mt_fail_nomem();
-    if ((status = create_file(w, f, &fd)))
-        goto out;
-    status = write_all(w, fd, f->name, text, strlen(text));
-    if (!status) {
-        status = sync_close(w, fd, f->name);
-        fd = -1;
-    }
-out:
-    if (fd >= 0)
-        close(fd);
+    if (!(status = create_file(w, f)) &&
+        !(status = write_all(w, f->fd, f->name, text, strlen(text), 0)))
+        status = close_file(w, f);
     free(text);
+    return status;
+}
+
+/* Closes what is open still: shards of nothing but empty tensors. */
+static mt_status close_shards(st_writer *w)
+{
+    mt_status status = MT_OK;
+    for (int32_t i = 0; i < w->n_shards && !status; i++) {
+        st_out *f = &w->files[i];
+        if (!f->made)
+            status = start_shard(w, f);
+        if (!status && f->fd >= 0)
+            status = close_file(w, f);
+    }
     return status;
 }
 
@@ -424,14 +470,16 @@ static mt_status rename_all(st_writer *w)
 mt_status st_finish(void *writer)
 {
     st_writer *w = writer;
+    int64_t t = 0;
+    while (t < w->n && w->slots[t].written == w->list[t].bytes)
+        t++;
     mt_status status;
     if (w->failed)
         status = mt_fail(MT_ERR_INVALID, "%s: an earlier write failed", w->folder);
-    else if (w->tensor < w->n)
-        status =
-            mt_fail(MT_ERR_INVALID, "%s: tensor '%s' lacks %lld bytes", w->folder,
-                    w->list[w->tensor].name, (long long)(w->list[w->tensor].bytes - w->written));
-    else if (!(status = w->n_shards > 1 ? write_index(w) : MT_OK))
+    else if (t < w->n)
+        status = mt_fail(MT_ERR_INVALID, "%s: tensor '%s' lacks %lld bytes", w->folder,
+                         w->list[t].name, (long long)(w->list[t].bytes - w->slots[t].written));
+    else if (!(status = close_shards(w)) && !(status = w->n_shards > 1 ? write_index(w) : MT_OK))
         status = rename_all(w);
     st_abort(w);
     return status;
@@ -442,17 +490,20 @@ void st_abort(void *writer)
     st_writer *w = writer;
     if (!w)
         return;
-    if (w->fd >= 0)
-        close(w->fd);
     for (int32_t i = 0; w->files && i < w->n_files; i++) {
-        if (w->files[i].made)
-            unlinkat(w->dir, w->files[i].temp, 0);
-        free(w->files[i].name);
-        free(w->files[i].temp);
+        st_out *f = &w->files[i];
+        if (f->fd >= 0)
+            close(f->fd);
+        if (f->made)
+            unlinkat(w->dir, f->temp, 0);
+        free(f->name);
+        free(f->temp);
     }
     if (w->dir >= 0)
         close(w->dir);
+    pthread_mutex_destroy(&w->lock);
     free(w->files);
+    free(w->slots);
     free(w->list);
     free(w->folder);
     free(w->stem);

@@ -4,6 +4,7 @@
  */
 #include "support.h"
 
+#include <pthread.h>
 #include <sys/wait.h>
 
 static const mt_weights *w;
@@ -198,6 +199,78 @@ static void abort_leaves_the_old_set(void)
     mt_tensor_info twice[] = { list[0], list[0] };
     CHECK(w->create(".", "x", twice, 2, 0, &out) == MT_ERR_INVALID && support_says("twice"), " ");
     CHECK(w->create("./no-folder", "x", list, 2, 0, &out) == MT_ERR_IO, " ");
+    support_leave(folder);
+}
+
+/* ---- in any order, by several threads ------------------------------------------------------- */
+
+enum { PIECES = 96, PIECE = 40 };
+
+typedef struct scattered {
+    void *out;
+    const mt_tensor_info *list;
+    _Atomic int next;
+    _Atomic int failures;
+} scattered;
+
+/* Piece (37 i) mod 96 of the tensors' bytes as if they stood one behind the other. */
+static void *write_scattered(void *arg)
+{
+    scattered *s = arg;
+    uint8_t data[PIECE];
+    for (int i; (i = s->next++) < PIECES;) {
+        int64_t t = 0, at = i * 37 % PIECES * PIECE;
+        for (; at >= s->list[t].bytes; t++)
+            at -= s->list[t].bytes;
+        for (int64_t k = 0; k < PIECE; k++)
+            data[k] = byte_of(t, at + k);
+        s->failures += w->write_at(s->out, t, at, data, PIECE) != MT_OK;
+    }
+    return NULL;
+}
+
+static void scattered_writes(void)
+{
+    support_enter(folder);
+    mt_tensor_info list[] = { tensor("a", MT_F32, 1, 200, 0), tensor("none", MT_F32, 1, 0, 0),
+                              tensor("b", MT_F32, 2, 20, 20), tensor("c", MT_BF16, 1, 20, 0),
+                              tensor("d", MT_F32, 1, 350, 0) };
+    for (int64_t shard = 0; shard <= 900; shard += 450) {
+        scattered s = { .list = list };
+        pthread_t thread[4];
+        CHECK(w->create(".", "model", list, 5, shard, &s.out) == MT_OK, "%s", status_text());
+        for (int i = 0; i < 4; i++)
+            pthread_create(&thread[i], NULL, write_scattered, &s);
+        for (int i = 0; i < 4; i++)
+            pthread_join(thread[i], NULL);
+        CHECK(s.failures == 0 && w->finish(s.out) == MT_OK, "%s", status_text());
+        expect_set(".", list, 5);
+        CHECK(write_set("again", list, 5, shard, 64) == MT_OK, "%s", status_text());
+        CHECK(system("for f in model*.safetensors; do cmp $f again${f#model} || exit 1; done") == 0,
+              "shards of %d bytes are not those that are written in order", (int)shard);
+        CHECK(system("rm *") == 0, " ");
+    }
+    void *out;
+    uint8_t x[1601] = { 0 };
+    CHECK(w->create(".", "model", list, 5, 450, &out) == MT_OK, " ");
+    CHECK(w->write_at(out, 4, 700, x, 700) == MT_OK && w->write_at(out, 2, 0, x, 1600) == MT_OK,
+          "%s", status_text());
+    CHECK(w->finish(out) == MT_ERR_INVALID && support_says("'a' lacks 800 bytes"), " ");
+    static const struct {
+        int64_t index, offset, n;
+    } bad[] = { { 5, 0, 1 }, { -1, 0, 1 }, { 0, 1, 800 }, { 0, -1, 1 }, { 0, 801, 0 } };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        CHECK(w->create(".", "model", list, 5, 450, &out) == MT_OK, " ");
+        CHECK(w->write_at(out, bad[i].index, bad[i].offset, x, bad[i].n) == MT_ERR_INVALID, "%d",
+              (int)i);
+        CHECK(w->write_at(out, 0, 0, x, 1) == MT_ERR_INVALID && support_says("earlier"), " ");
+        w->abort(out);
+    }
+    CHECK(w->create(".", "model", list, 5, 0, &out) == MT_OK, " ");
+    CHECK(w->write_at(out, 0, 0, x, 500) == MT_OK, " ");
+    CHECK(w->write_at(out, 0, 200, x, 400) == MT_ERR_INVALID && support_says("given before"), " ");
+    w->abort(out);
+    CHECK(count_files() == 0, "%d", count_files());
     support_leave(folder);
 }
 
@@ -410,6 +483,7 @@ int main(int argc, char **argv)
     RUN(empty_sets_and_tensors);
     RUN(shards);
     RUN(abort_leaves_the_old_set);
+    RUN(scattered_writes);
     RUN(full_device);
     RUN(malformed);
     RUN(turned_bits);

@@ -63,6 +63,10 @@ typedef struct mt_weights {
     mt_status (*finish)(void *writer);
     /* Gives up: removes what was written. Accepts NULL. [main] */
     void (*abort)(void *writer);
+    /* Writes n bytes at byte `offset` of tensor `index`: any tensor in any order, every byte once,
+     * by several threads at a time, and not by the same writer as `write`. NULL, or behind
+     * struct_size: writes come in order only, and are slower. [any] */
+    mt_status (*write_at)(void *writer, int64_t index, int64_t offset, const void *data, int64_t n);
 } mt_weights;
 
 /* ---- tokenizers ----------------------------------------------------------------------------- */
