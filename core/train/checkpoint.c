@@ -10,7 +10,6 @@
 #include "checkpoint_files.h"
 #include "files.h"
 #include "human.h"
-#include "weights.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -21,8 +20,6 @@
 #include <unistd.h>
 
 #define TEMP_PREFIX ".tmp-"
-
-static const int64_t default_shard_bytes = (int64_t)4 << 30;
 
 static mt_status make_path(char ret[PATH_MAX], const char *fmt, ...) MT_PRINTF(2, 3);
 
@@ -81,133 +78,6 @@ mt_status checkpoint_bytes(const store *s, const checkpoint_options *o, int64_t 
     if (!status)
         *ret = needed_bytes(s, o, map);
     tensor_map_destroy(map);
-    return status;
-}
-
-/* ---- tensors -------------------------------------------------------------------------------- */
-
-mt_tensor_info checkpoint_state_info(const model_param *p, const char *name, mt_dtype dtype)
-{
-    mt_tensor_info t = { .name = name, .dtype = dtype, .bytes = p->elems * mt_dtype_size(dtype) };
-    if (p->rows)
-        t.dim[t.ndim++] = p->rows;
-    t.dim[t.ndim++] = p->cols;
-    return t;
-}
-
-static mt_status add_checksum(json_t *sums, const char *name, XXH3_state_t *hash)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)XXH3_64bits_digest(hash));
-    if (json_object_set_new(sums, name, json_string(text)) < 0)
-        return status_nomem("checksums of a checkpoint", sizeof text);
-    return MT_OK;
-}
-
-static mt_status save_weights(const store *s, const checkpoint_options *o, const tensor_map *map,
-                              const mt_weights *format, const char *folder, json_t *sums)
-{
-    const weights_masters from = weights_of_store((store *)s); /* which are only read */
-    mt_status status = MT_OK;
-    void *writer = NULL;
-    weights_buffer b = { 0 };
-    XXH3_state_t *hash = XXH3_createState();
-    mt_tensor_info *list = calloc((size_t)map->n + 1, sizeof *list);
-    if (!hash || !list) {
-        status = status_nomem("saving weights", (size_t)map->n * sizeof *list);
-        goto out;
-    }
-    if ((status = weights_buffer_init(&b, WEIGHTS_PIECE)))
-        goto out;
-    for (int64_t t = 0; t < map->n; t++)
-        list[t] = tensor_info(&map->tensors[t], o->weights_dtype);
-    status = format->create(folder, CHECKPOINT_WEIGHTS_STEM, list, map->n,
-                            o->shard_bytes ? o->shard_bytes : default_shard_bytes, &writer);
-    for (int64_t t = 0; t < map->n && !status; t++) {
-        XXH3_64bits_reset(hash);
-        status = weights_write_tensor(&from, map, t, 0, map->tensors[t].matrices, format, writer, t,
-                                      o->weights_dtype, &b, 1, hash);
-        if (!status)
-            status = add_checksum(sums, map->tensors[t].name, hash);
-    }
-    if (!status) {
-        status = format->finish(writer);
-        writer = NULL;
-    }
-out:
-    if (writer)
-        format->abort(writer);
-    weights_buffer_finish(&b);
-    free(list);
-    XXH3_freeState(hash);
-    return status;
-}
-
-/* A state plane goes to the file as it lies in the store, in pieces that keep the page cache's
- * writeback going. */
-static mt_status write_state(const void *data, int64_t bytes, int64_t index,
-                             const mt_weights *format, void *writer, XXH3_state_t *hash)
-{
-    const char *p = data;
-    for (int64_t at = 0; at < bytes; at += WEIGHTS_PIECE) {
-        int64_t n = bytes - at < WEIGHTS_PIECE ? bytes - at : WEIGHTS_PIECE;
-        XXH3_64bits_update(hash, p + at, (size_t)n);
-        mt_status status = format->write(writer, index, p + at, n);
-        if (status)
-            return status;
-    }
-    return MT_OK;
-}
-
-static mt_status save_states(const store *s, const checkpoint_options *o, const mt_weights *format,
-                             const char *folder, json_t *sums)
-{
-    const model *m = s->m;
-    mt_status status = MT_OK;
-    void *writer = NULL;
-    int64_t n = 0, index = 0;
-    size_t room = (size_t)m->n_params * s->n_states + 1;
-    XXH3_state_t *hash = XXH3_createState();
-    mt_tensor_info *list = calloc(room, sizeof *list);
-    char **name = calloc(room, sizeof *name);
-    if (!hash || !list || !name) {
-        status = status_nomem("saving optimizer states", room * sizeof *list);
-        goto out;
-    }
-    for (int32_t p = 0; p < m->n_params; p++)
-        for (uint32_t k = 0; k < s->n_states && !(m->params[p].flags & MT_PARAM_FROZEN); k++) {
-            if (asprintf(&name[n], "%s.%s", m->params[p].name, s->states[k].name) < 0) {
-                name[n] = NULL;
-                status = status_nomem("names of optimizer states", 256);
-                goto out;
-            }
-            list[n] = checkpoint_state_info(&m->params[p], name[n], s->states[k].dtype);
-            n++;
-        }
-    status = format->create(folder, CHECKPOINT_STATES_STEM, list, n,
-                            o->shard_bytes ? o->shard_bytes : default_shard_bytes, &writer);
-    for (int32_t p = 0; p < m->n_params && !status; p++)
-        for (uint32_t k = 0; k < s->n_states && !(m->params[p].flags & MT_PARAM_FROZEN) && !status;
-             k++) {
-            XXH3_64bits_reset(hash);
-            status =
-                write_state(store_state(s, p, k), list[index].bytes, index, format, writer, hash);
-            if (!status)
-                status = add_checksum(sums, name[index], hash);
-            index++;
-        }
-    if (!status) {
-        status = format->finish(writer);
-        writer = NULL;
-    }
-out:
-    if (writer)
-        format->abort(writer);
-    for (size_t i = 0; name && i < room; i++)
-        free(name[i]);
-    free(name);
-    free(list);
-    XXH3_freeState(hash);
     return status;
 }
 
@@ -407,9 +277,7 @@ static mt_status fill_folder(const store *s, const checkpoint_state *state,
     json_t *weights = json_object(), *states = json_object();
     mt_status status = weights && states ? MT_OK : status_nomem("checksums of a checkpoint", 0);
     if (!status)
-        status = save_weights(s, o, map, format, folder, weights);
-    if (!status && !o->weights_only)
-        status = save_states(s, o, format, folder, states);
+        status = checkpoint_save_tensors(s, o, map, format, folder, weights, states);
     if (!status && write_config)
         status = write_config(arg, folder);
     if (!status)

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What saving and loading a checkpoint agree on: names, and state.json.
+ * What saving and loading a checkpoint share: names, state.json, tensors.
  */
 #ifndef MT_CORE_CHECKPOINT_FILES_H
 #define MT_CORE_CHECKPOINT_FILES_H
 
 #include "checkpoint.h"
+#include "tensor_map.h"
 
 #include <jansson.h>
 #include <xxhash.h>
@@ -41,8 +42,14 @@ mt_status checkpoint_read_state(const char *folder, json_t **ret);
 /* The tensor of a parameter's optimizer state: it has the shape that the optimizer sees. */
 mt_tensor_info checkpoint_state_info(const model_param *p, const char *name, mt_dtype dtype);
 
-/* Fails unless the hash of tensor `name` in `file` is the one that state.json has. */
-mt_status checkpoint_check_sum(const json_t *sums, const char *name, XXH3_state_t *hash,
+/* Writes the files of weights and, unless `o` says weights_only, of optimizer states into `folder`;
+ * adds the checksum of every tensor to `weights` and `states`. */
+mt_status checkpoint_save_tensors(const store *s, const checkpoint_options *o,
+                                  const tensor_map *map, const mt_weights *format,
+                                  const char *folder, json_t *weights, json_t *states);
+
+/* Fails unless `sum` of tensor `name` in `file` is the one that state.json has. [any] */
+mt_status checkpoint_check_sum(const json_t *sums, const char *name, uint64_t sum,
                                const char *file);
 
 #endif

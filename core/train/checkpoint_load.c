@@ -7,7 +7,7 @@
 #include "checkpoint.h"
 #include "checkpoint_files.h"
 #include "files.h"
-#include "weights.h"
+#include "weights_pass.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -201,11 +201,10 @@ static mt_status check_states(const store *s, const json_t *root, const char *pa
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-mt_status checkpoint_check_sum(const json_t *sums, const char *name, XXH3_state_t *hash,
-                               const char *file)
+mt_status checkpoint_check_sum(const json_t *sums, const char *name, uint64_t sum, const char *file)
 {
     char text[32];
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)XXH3_64bits_digest(hash));
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)sum);
     const char *want = json_string_value(json_object_get(sums, name));
     if (want && strcmp(want, text) == 0)
         return MT_OK;
@@ -293,52 +292,87 @@ static mt_status other_states(const char *path, const char *found)
                       path, found, path);
 }
 
-static mt_status load_weights(store *s, const json_t *root, const char *path,
-                              const mt_weights *format, XXH3_state_t *hash)
+/* A set of files that is being read: all of it is checked before the first byte is. */
+typedef struct loading {
+    store *s;
+    const char *path;
+    const mt_weights *format;
+    void *reader;
+    const json_t *sums;
+    weights_item *items; /* [n] */
+    int64_t n, bytes;
+} loading;
+
+static mt_status loading_open(loading *l, const char *files)
 {
-    const json_t *sums = json_object_get(root, "weights");
-    const char *dtype_name = json_string_value(json_object_get(root, "weights_dtype"));
-    mt_dtype dtype =
-        dtype_name && strcmp(dtype_name, mt_dtype_name(MT_BF16)) == 0 ? MT_BF16 : MT_F32;
-    const weights_masters to = weights_of_store(s);
-    tensor_map *map = NULL;
-    void *reader = NULL;
-    weights_buffer b = { 0 };
-    mt_status status = format->open(path, &reader);
+    mt_status status = l->format->open(files, &l->reader);
     if (status)
         return status;
-    if ((status = tensor_map_create(s->m, NULL, &map)) || (status = check_model(map, root, path)) ||
-        (status = weights_buffer_init(&b, WEIGHTS_PIECE)))
-        goto out;
-    int64_t n = format->count(reader);
-    for (int64_t i = 0; i < n && !status; i++) {
-        const char *file = format->file(reader, i);
-        mt_tensor_info info;
-        if ((status = format->info(reader, i, &info)))
-            break;
-        int64_t t = tensor_map_find(map, info.name);
-        if (t < 0) {
-            status = unknown_tensor(&info, file);
-            break;
-        }
-        mt_tensor_info want = tensor_info(&map->tensors[t], dtype);
-        status = check_dtype(&info, dtype, file);
-        if (!status)
-            status = check_shape(&want, &info, file, path);
-        XXH3_64bits_reset(hash);
-        if (!status)
-            status = weights_read_tensor(&to, map, t, 0, map->tensors[t].matrices, format, reader,
-                                         i, dtype, &b, hash);
-        if (!status)
-            status = checkpoint_check_sum(sums, info.name, hash, file);
-    }
+    l->n = l->format->count(l->reader);
+    l->items = calloc((size_t)l->n + 1, sizeof *l->items);
+    return l->items ? MT_OK : status_nomem("the list of tensors", (size_t)l->n * sizeof *l->items);
+}
+
+static void loading_close(loading *l)
+{
+    l->format->close(l->reader);
+    free(l->items);
+}
+
+static mt_status check_item(void *arg, const weights_item *item)
+{
+    const loading *l = arg;
+    mt_tensor_info info;
+    mt_status status = l->format->info(l->reader, item->index, &info);
+    return status ? status
+                  : checkpoint_check_sum(l->sums, info.name, item->sum,
+                                         l->format->file(l->reader, item->index));
+}
+
+static mt_status read_all(loading *l, const tensor_map *map, progress *p)
+{
+    const weights_way way = { .format = l->format,
+                              .reader = l->reader,
+                              .masters = weights_of_store(l->s),
+                              .map = map,
+                              .sums = true,
+                              .check = check_item,
+                              .arg = l,
+                              .progress = p };
+    return weights_pass(&way, l->items, l->n);
+}
+
+static mt_status list_weight(loading *l, const tensor_map *map, int64_t i, mt_dtype dtype)
+{
+    const char *file = l->format->file(l->reader, i);
+    mt_tensor_info info;
+    mt_status status = l->format->info(l->reader, i, &info);
+    if (status)
+        return status;
+    int64_t t = tensor_map_find(map, info.name);
+    if (t < 0)
+        return unknown_tensor(&info, file);
+    mt_tensor_info want = tensor_info(&map->tensors[t], dtype);
+    if ((status = check_dtype(&info, dtype, file)) ||
+        (status = check_shape(&want, &info, file, l->path)))
+        return status;
+    l->items[i] = (weights_item){ .index = i, .dtype = dtype, .tensor = t, .bytes = info.bytes };
+    l->bytes += info.bytes;
+    return MT_OK;
+}
+
+/* Opens and checks the files of weights. */
+static mt_status list_weights(loading *l, const tensor_map *map, const json_t *root)
+{
+    const char *dtype_name = json_string_value(json_object_get(root, "weights_dtype"));
+    bool bf16 = dtype_name && strcmp(dtype_name, mt_dtype_name(MT_BF16)) == 0;
+    l->sums = json_object_get(root, "weights");
+    mt_status status = loading_open(l, l->path);
     if (!status)
-        status = check_count(n, map->n, "weight tensors", path);
-out:
-    weights_buffer_finish(&b);
-    tensor_map_destroy(map);
-    format->close(reader);
-    return status;
+        status = check_model(map, root, l->path);
+    for (int64_t i = 0; i < l->n && !status; i++)
+        status = list_weight(l, map, i, bf16 ? MT_BF16 : MT_F32);
+    return status ? status : check_count(l->n, map->n, "weight tensors", l->path);
 }
 
 static bool is_trained(const store *s, int32_t param)
@@ -397,59 +431,68 @@ static mt_status check_trained(const store *s, const json_t *root, const char *p
     return MT_OK;
 }
 
-/* Straight into the plane, piece by piece so that the checksum finds the data in the cache. */
-static mt_status read_state(const mt_weights *format, const void *reader, int64_t index, void *data,
-                            int64_t bytes, XXH3_state_t *hash)
+static mt_status list_state(loading *l, int64_t i)
 {
-    char *p = data;
-    XXH3_64bits_reset(hash);
-    for (int64_t at = 0; at < bytes; at += WEIGHTS_PIECE) {
-        int64_t n = bytes - at < WEIGHTS_PIECE ? bytes - at : WEIGHTS_PIECE;
-        mt_status status = format->read(reader, index, at, n, p + at);
-        if (status)
-            return status;
-        XXH3_64bits_update(hash, p + at, (size_t)n);
-    }
+    store *s = l->s;
+    const char *file = l->format->file(l->reader, i);
+    mt_tensor_info info;
+    int32_t p = 0;
+    uint32_t k = 0;
+    mt_status status = l->format->info(l->reader, i, &info);
+    if (status)
+        return status;
+    if (!find_state(s, info.name, &p, &k))
+        return unknown_tensor(&info, file);
+    mt_tensor_info own = checkpoint_state_info(&s->m->params[p], "", info.dtype);
+    if ((status = check_dtype(&info, s->states[k].dtype, file)) ||
+        (status = weights_check_shape(&own, &info, file)))
+        return status;
+    l->items[i] = (weights_item){
+        .index = i, .dtype = info.dtype, .plane = store_state(s, p, k), .bytes = info.bytes
+    };
+    l->bytes += info.bytes;
     return MT_OK;
 }
 
-static mt_status load_states(store *s, const json_t *root, const char *path,
-                             const mt_weights *format, XXH3_state_t *hash)
+/* The same for the files of optimizer states; a store without states reads none. */
+static mt_status list_states(loading *l, const json_t *root)
 {
-    const json_t *sums = json_object_get(root, "optimizer");
     char stem[PATH_MAX];
-    void *reader = NULL;
-    if (snprintf(stem, sizeof stem, "%s/" CHECKPOINT_STATES_STEM, path) >= (int)sizeof stem)
-        return status_set(MT_ERR_INVALID, "%s: the path is too long", path);
-    mt_status status = format->open(stem, &reader);
-    if (status)
-        return status;
-    int64_t n = format->count(reader), want = 0;
-    for (int64_t i = 0; i < n && !status; i++) {
-        const char *file = format->file(reader, i);
-        mt_tensor_info info;
-        int32_t p = 0;
-        uint32_t k = 0;
-        if ((status = format->info(reader, i, &info)))
-            break;
-        if (!find_state(s, info.name, &p, &k))
-            status = unknown_tensor(&info, file);
-        if (!status)
-            status = check_dtype(&info, s->states[k].dtype, file);
-        if (!status) {
-            mt_tensor_info own = checkpoint_state_info(&s->m->params[p], "", info.dtype);
-            status = weights_check_shape(&own, &info, file);
-        }
-        if (!status)
-            status = read_state(format, reader, i, store_state(s, p, k), info.bytes, hash);
-        if (!status)
-            status = checkpoint_check_sum(sums, info.name, hash, file);
-    }
-    for (int32_t p = 0; p < s->m->n_params; p++)
-        want += is_trained(s, p) ? s->n_states : 0;
+    int64_t want = 0;
+    if (l->s->n_states == 0)
+        return MT_OK;
+    if (snprintf(stem, sizeof stem, "%s/" CHECKPOINT_STATES_STEM, l->path) >= (int)sizeof stem)
+        return status_set(MT_ERR_INVALID, "%s: the path is too long", l->path);
+    l->sums = json_object_get(root, "optimizer");
+    mt_status status = loading_open(l, stem);
+    for (int64_t i = 0; i < l->n && !status; i++)
+        status = list_state(l, i);
+    for (int32_t p = 0; p < l->s->m->n_params; p++)
+        want += is_trained(l->s, p) ? l->s->n_states : 0;
+    return status ? status : check_count(l->n, want, "optimizer states", l->path);
+}
+
+static mt_status load_tensors(store *s, const json_t *root, const char *path,
+                              const mt_weights *format)
+{
+    loading weights = { .s = s, .path = path, .format = format }, states = weights;
+    tensor_map *map = NULL;
+    progress p;
+    mt_status status = tensor_map_create(s->m, NULL, &map);
     if (!status)
-        status = check_count(n, want, "optimizer states", path);
-    format->close(reader);
+        status = list_weights(&weights, map, root);
+    if (!status)
+        status = list_states(&states, root);
+    if (!status) {
+        progress_begin(&p, "loading the checkpoint", weights.bytes + states.bytes);
+        status = read_all(&weights, map, &p);
+        if (!status)
+            status = read_all(&states, map, &p);
+        progress_end(&p);
+    }
+    loading_close(&states);
+    loading_close(&weights);
+    tensor_map_destroy(map);
     return status;
 }
 
@@ -458,7 +501,6 @@ mt_status checkpoint_load(store *s, const char *path, const mt_weights *format,
 {
     json_t *root = NULL;
     checkpoint_state state;
-    XXH3_state_t *hash = NULL;
     mt_status status = checkpoint_read_state(path, &root);
     if (status)
         return status;
@@ -468,17 +510,10 @@ mt_status checkpoint_load(store *s, const char *path, const mt_weights *format,
     if (s->n_states &&
         ((status = check_states(s, root, path)) || (status = check_trained(s, root, path))))
         goto out;
-    if (!(hash = XXH3_createState())) {
-        status = status_nomem("checksums", 1024);
-        goto out;
-    }
-    status = load_weights(s, root, path, format, hash);
-    if (!status && s->n_states)
-        status = load_states(s, root, path, format, hash);
+    status = load_tensors(s, root, path, format);
     if (!status)
         *ret = state;
 out:
-    XXH3_freeState(hash);
     json_decref(root);
     return status;
 }

@@ -5,14 +5,13 @@
 #include "export.h"
 
 #include "../base/log.h"
-#include "../base/parallel.h"
 #include "../base/progress.h"
 #include "../base/status.h"
 #include "card.h"
 #include "checkpoint_files.h"
 #include "files.h"
 #include "human.h"
-#include "weights.h"
+#include "weights_pass.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -134,7 +133,7 @@ static const window *open_window(file_masters *f, int32_t param, int64_t matrix)
             continue;
         f->status = weights_read_tensor(&to, map, piece->tensor, piece->matrix < 0 ? matrix : 0, 1,
                                         f->format, f->reader, f->match->index[piece->tensor],
-                                        dtype_of(f, piece->tensor), &f->buffer, NULL);
+                                        dtype_of(f, piece->tensor), &f->buffer);
     }
     return f->status ? NULL : w;
 }
@@ -212,9 +211,10 @@ static int64_t find_same(const tensor_map *there, const mapped_tensor *t)
 }
 
 /* Element by element, as it stands; of a checkpoint, the bytes must be those that were saved. */
-static mt_status copy_tensor(const file_masters *f, int64_t tensor, const mapped_tensor *t,
-                             void *writer, int64_t index, mt_dtype dtype, weights_buffer *b)
+static mt_status copy_tensor(file_masters *f, int64_t tensor, const mapped_tensor *t, void *writer,
+                             int64_t index, mt_dtype dtype)
 {
+    weights_buffer *b = &f->buffer;
     const int64_t source = f->match->index[tensor];
     const mt_dtype from = dtype_of(f, tensor);
     int64_t n = tensor_elems(t), step = weights_piece_elems(b, from);
@@ -227,12 +227,14 @@ static mt_status copy_tensor(const file_masters *f, int64_t tensor, const mapped
         int64_t part = n - at < step ? n - at : step;
         if ((status = weights_read_piece(f->format, f->reader, source, from, at, part, b)))
             break;
-        XXH3_64bits_update(hash, b->raw, (size_t)(part * mt_dtype_size(from)));
+        XXH3_64bits_update(hash, weights_piece_bytes(b, from),
+                           (size_t)(part * mt_dtype_size(from)));
         status = f->format->write(writer, index, weights_from_f32(b, part, dtype),
                                   part * mt_dtype_size(dtype));
     }
     if (!status && f->sums)
-        status = checkpoint_check_sum(f->sums, t->name, hash, f->format->file(f->reader, source));
+        status = checkpoint_check_sum(f->sums, t->name, XXH3_64bits_digest(hash),
+                                      f->format->file(f->reader, source));
     XXH3_freeState(hash);
     return status;
 }
@@ -245,51 +247,74 @@ static mt_dtype export_dtype(const model *m, const mapped_tensor *t, mt_dtype as
     return exact ? MT_F32 : asked;
 }
 
-/* Writes all tensors of the model: those that stand in a file as they are to stand, where `f` is
- * not NULL, are copied, the others are made from the masters. */
+/* Tensor by tensor: those that stand in a file as they are to stand are copied, the others are made
+ * from the masters. */
+static mt_status write_from_files(const weights_way *way, file_masters *f, weights_item *items,
+                                  int64_t n)
+{
+    mt_status status = MT_OK;
+    for (int64_t t = 0; t < n && !status; t++) {
+        const mapped_tensor *q = &way->map->tensors[t];
+        int64_t same = find_same(f->match->map, q);
+        if (same < 0) {
+            status = weights_pass(way, &items[t], 1);
+        } else {
+            status = copy_tensor(f, same, q, way->writer, t, items[t].dtype);
+            progress_add(way->progress, items[t].bytes);
+        }
+        if (!status)
+            status = f->status;
+    }
+    return status;
+}
+
+/* Writes all tensors of the model from masters, which are those of `f` where that is not NULL. */
 static mt_status write_tensors(const model *m, const weights_masters *from, file_masters *f,
-                               weights_lanes *l, const mt_weights *format, const char *folder,
+                               const mt_weights *format, const char *folder,
                                const export_options *o, int64_t *ret_bytes)
 {
     tensor_map *map = NULL;
     mt_tensor_info *list = NULL;
-    void *writer = NULL;
+    weights_item *items = NULL;
+    progress p;
     int64_t bytes = 0;
     mt_status status = tensor_map_create(m, NULL, &map);
     if (status)
-        goto out;
-    if (!(list = calloc((size_t)map->n + 1, sizeof *list))) {
+        return status;
+    weights_way way = { .format = format,
+                        .masters = *from,
+                        .map = map,
+                        .serial = f != NULL, /* its windows are one thread's */
+                        .progress = &p };
+    list = calloc((size_t)map->n + 1, sizeof *list);
+    items = calloc((size_t)map->n + 1, sizeof *items);
+    if (!list || !items) {
         status = status_nomem("the list of tensors", (size_t)map->n * sizeof *list);
         goto out;
     }
     for (int64_t t = 0; t < map->n; t++) {
         const mapped_tensor *q = &map->tensors[t];
         list[t] = tensor_info(q, export_dtype(m, q, o->dtype));
+        items[t] = (weights_item){
+            .index = t, .dtype = list[t].dtype, .tensor = t, .bytes = list[t].bytes
+        };
         bytes += list[t].bytes;
     }
-    progress p;
     progress_begin(&p, "exporting", bytes);
-    status = format->create(folder, "model", list, map->n, o->shard_bytes, &writer);
-    for (int64_t t = 0; t < map->n && !status; t++) {
-        const mapped_tensor *q = &map->tensors[t];
-        int64_t same = f ? find_same(f->match->map, q) : -1;
-        status = same >= 0 ? copy_tensor(f, same, q, writer, t, list[t].dtype, l->lane)
-                           : weights_write_tensor(from, map, t, 0, q->matrices, format, writer, t,
-                                                  list[t].dtype, l->lane, l->n, NULL);
-        if (!status && f)
-            status = f->status;
-        progress_add(&p, list[t].bytes);
-    }
+    status = format->create(folder, "model", list, map->n, o->shard_bytes, &way.writer);
+    if (!status)
+        status = f ? write_from_files(&way, f, items, map->n) : weights_pass(&way, items, map->n);
     progress_end(&p);
     if (!status) {
-        status = format->finish(writer);
-        writer = NULL;
+        status = format->finish(way.writer);
+        way.writer = NULL;
     }
     if (!status)
         *ret_bytes = bytes;
 out:
-    if (writer)
-        format->abort(writer);
+    if (way.writer)
+        format->abort(way.writer);
+    free(items);
     free(list);
     tensor_map_destroy(map);
     return status;
@@ -300,7 +325,6 @@ static mt_status write_weights(const model *m, const weights_match *match, const
                                const export_options *o, int64_t *ret_bytes)
 {
     file_masters f;
-    weights_lanes l = { 0 };
     mt_status status = file_masters_init(&f, match, format, reader);
     if (status)
         return status;
@@ -310,10 +334,7 @@ static mt_status write_weights(const model *m, const weights_match *match, const
     if (!status)
         status = f.status;
     if (!status)
-        status = weights_lanes_init(&l, 1); /* its windows are one thread's */
-    if (!status)
-        status = write_tensors(m, &from, &f, &l, format, folder, o, ret_bytes);
-    weights_lanes_finish(&l);
+        status = write_tensors(m, &from, &f, format, folder, o, ret_bytes);
     file_masters_finish(&f);
     return status;
 }
@@ -338,12 +359,7 @@ static mt_status write_random(const model *m, const mt_weights *format, const ch
 {
     random_masters r = { m, o->seed };
     const weights_masters from = { &r, get_random, NULL };
-    weights_lanes l;
-    mt_status status = weights_lanes_init(&l, parallel_threads(PARALLEL_MAX_THREADS));
-    if (!status)
-        status = write_tensors(m, &from, NULL, &l, format, folder, o, ret_bytes);
-    weights_lanes_finish(&l);
-    return status;
+    return write_tensors(m, &from, NULL, format, folder, o, ret_bytes);
 }
 
 /* ---- weights of files

@@ -11,9 +11,8 @@
 #include "tensor_map.h"
 
 #include <megatrain/loader.h>
-#include <xxhash.h>
 
-/* Files are read and written in pieces of this many bytes. */
+/* What one thread reads and writes alone passes through this many bytes. */
 enum { WEIGHTS_PIECE = 16 << 20 };
 
 /* Elements of a piece: as bytes of the file, and as FP32. */
@@ -47,11 +46,13 @@ const char *weights_shape(char text[160], int32_t ndim, const int64_t *dim);
 mt_status weights_check_shape(const mt_tensor_info *want, const mt_tensor_info *info,
                               const char *file);
 
-/* Elements first .. first+n (at most weights_piece_elems) of the tensor, as FP32 in b->value and as
- * they stand in the file in b->raw. F32, BF16 and F16 are exact, F64 is rounded to nearest. */
+/* Elements first .. first+n (at most weights_piece_elems) of the tensor, as FP32 in b->value. F32,
+ * BF16 and F16 are exact, F64 is rounded to nearest. */
 mt_status weights_read_piece(const mt_weights *format, const void *reader, int64_t index,
                              mt_dtype dtype, int64_t first, int64_t n, weights_buffer *b);
 int64_t weights_piece_elems(const weights_buffer *b, mt_dtype dtype);
+/* The piece that was read last as it stands in the file. */
+const void *weights_piece_bytes(const weights_buffer *b, mt_dtype dtype);
 
 /* The first n of b->value as FP32, or as the BF16 that is streamed (plane hi), which uses b->raw.
  */
@@ -68,20 +69,10 @@ typedef struct weights_masters {
 weights_masters weights_of_store(store *s);
 
 /* Sets the masters that matrices first .. first+n-1 of the tensor are, from tensor `index` of the
- * reader. `hash` also gets the bytes of the file; may be NULL. */
+ * reader. */
 mt_status weights_read_tensor(const weights_masters *to, const tensor_map *map, int64_t tensor,
                               int64_t first, int64_t n, const mt_weights *format,
-                              const void *reader, int64_t index, mt_dtype dtype, weights_buffer *b,
-                              XXH3_state_t *hash);
-
-/* Writes matrices first .. first+n-1 of the tensor to the writer, of which it is tensor `index`, as
- * FP32, or as the BF16 that is streamed (plane hi). `lanes` blocks, 1 .. PARALLEL_MAX_THREADS, are
- * made at the same time, in as many buffers of one size; with more than one, from->get is called by
- * several threads. */
-mt_status weights_write_tensor(const weights_masters *from, const tensor_map *map, int64_t tensor,
-                               int64_t first, int64_t n, const mt_weights *format, void *writer,
-                               int64_t index, mt_dtype dtype, weights_buffer *b, int32_t lanes,
-                               XXH3_state_t *hash);
+                              const void *reader, int64_t index, mt_dtype dtype, weights_buffer *b);
 
 /* How the tensors of a file fit a model. */
 typedef struct weights_match {

@@ -88,13 +88,11 @@ static float f16_to_f32(uint16_t h)
     return sign ? -tiny : tiny;
 }
 
-/* Element-wise copies through memcpy: the bytes of a file are aligned for nothing. */
+/* From BF16, F16 or F64. */
 static void to_f32(mt_dtype dtype, const void *raw, int64_t n, float *ret)
 {
     const uint8_t *p = raw;
-    if (dtype == MT_F32)
-        memcpy(ret, p, (size_t)n * sizeof *ret);
-    for (int64_t i = 0; i < n && dtype != MT_F32; i++) {
+    for (int64_t i = 0; i < n; i++) {
         if (dtype == MT_F64) {
             double x;
             memcpy(&x, p + i * 8, sizeof x);
@@ -117,10 +115,16 @@ mt_status weights_read_piece(const mt_weights *format, const void *reader, int64
                              mt_dtype dtype, int64_t first, int64_t n, weights_buffer *b)
 {
     int64_t size = mt_dtype_size(dtype);
-    mt_status status = format->read(reader, index, first * size, n * size, b->raw);
-    if (!status)
-        to_f32(dtype, b->raw, n, b->value);
+    void *bytes = dtype == MT_F32 ? (void *)b->value : b->raw;
+    mt_status status = format->read(reader, index, first * size, n * size, bytes);
+    if (!status && dtype != MT_F32)
+        to_f32(dtype, bytes, n, b->value);
     return status;
+}
+
+const void *weights_piece_bytes(const weights_buffer *b, mt_dtype dtype)
+{
+    return dtype == MT_F32 ? (const void *)b->value : b->raw;
 }
 
 const void *weights_from_f32(const weights_buffer *b, int64_t n, mt_dtype dtype)
@@ -268,8 +272,7 @@ void weights_transfer_finish(weights_transfer *x)
 
 mt_status weights_read_tensor(const weights_masters *to, const tensor_map *map, int64_t tensor,
                               int64_t first, int64_t n, const mt_weights *format,
-                              const void *reader, int64_t index, mt_dtype dtype, weights_buffer *b,
-                              XXH3_state_t *hash)
+                              const void *reader, int64_t index, mt_dtype dtype, weights_buffer *b)
 {
     weights_transfer x;
     mt_status status = weights_transfer_init(&x, to, map, tensor, false);
@@ -279,53 +282,8 @@ mt_status weights_read_tensor(const weights_masters *to, const tensor_map *map, 
         status = weights_read_piece(format, reader, index, dtype, k.at, k.n, b);
         if (status)
             break;
-        if (hash)
-            XXH3_64bits_update(hash, b->raw, (size_t)(k.n * mt_dtype_size(dtype)));
         weights_move_block(&x, &k, b);
         at += k.n;
-    }
-    weights_transfer_finish(&x);
-    return status;
-}
-
-/* Blocks that are made at the same time, each in a buffer of its own. */
-typedef struct wave {
-    const weights_transfer *x;
-    weights_buffer *buffers;
-    mt_dtype dtype;
-    weights_block block[PARALLEL_MAX_THREADS];
-    const void *bytes[PARALLEL_MAX_THREADS];
-} wave;
-
-static mt_status make_block(void *arg, int64_t i, int32_t thread)
-{
-    (void)thread;
-    wave *w = arg;
-    weights_move_block(w->x, &w->block[i], &w->buffers[i]);
-    w->bytes[i] = weights_from_f32(&w->buffers[i], w->block[i].n, w->dtype);
-    return MT_OK;
-}
-
-mt_status weights_write_tensor(const weights_masters *from, const tensor_map *map, int64_t tensor,
-                               int64_t first, int64_t n, const mt_weights *format, void *writer,
-                               int64_t index, mt_dtype dtype, weights_buffer *b, int32_t lanes,
-                               XXH3_state_t *hash)
-{
-    weights_transfer x;
-    mt_status status = weights_transfer_init(&x, from, map, tensor, true);
-    wave w = { .x = &x, .buffers = b, .dtype = dtype };
-    int64_t each = x.t->rows * x.t->cols, end = (first + n) * each;
-    for (int64_t at = first * each; at < end && !status;) {
-        int32_t blocks = 0;
-        for (; blocks < lanes && at < end; at += w.block[blocks++].n)
-            w.block[blocks] = weights_block_at(x.t, at, end, weights_piece_elems(b, MT_F32));
-        parallel_for(blocks, make_block, &w);
-        for (int32_t i = 0; i < blocks && !status; i++) {
-            int64_t size = w.block[i].n * mt_dtype_size(dtype);
-            if (hash)
-                XXH3_64bits_update(hash, w.bytes[i], (size_t)size);
-            status = format->write(writer, index, w.bytes[i], size);
-        }
     }
     weights_transfer_finish(&x);
     return status;

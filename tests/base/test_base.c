@@ -6,6 +6,7 @@
 #include "core/base/arena.h"
 #include "core/base/machine.h"
 #include "core/base/normals.h"
+#include "core/base/ordered_hash.h"
 #include "core/base/parallel.h"
 #include "core/base/planes.h"
 #include "core/base/rng.h"
@@ -14,6 +15,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdalign.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
@@ -389,6 +391,41 @@ static void test_binding(void)
     CHECK(!machine_bind_thread(60000));
 }
 
+static ordered_hash hash;
+static uint8_t hashed[PIECES * 100];
+
+/* Every third block is late. */
+static mt_status hash_piece(void *arg, int64_t i, int32_t thread)
+{
+    (void)thread;
+    const int64_t *failing = arg;
+    if (i % 3 == 0)
+        sched_yield();
+    if (i == *failing) {
+        ordered_hash_give_up(&hash);
+        return MT_ERR_IO;
+    }
+    int64_t at = i * 100;
+    return ordered_hash_add(&hash, at, hashed + at, 100) ? MT_OK : MT_ERR_STOPPED;
+}
+
+static void test_ordered_hash(void)
+{
+    for (size_t i = 0; i < sizeof hashed; i++)
+        hashed[i] = (uint8_t)(i * 7 + i / 256);
+    int64_t failing = -1;
+    CHECK(ordered_hash_init(&hash) == MT_OK);
+    CHECK(parallel_for(PIECES, hash_piece, &failing) == MT_OK);
+    CHECK(ordered_hash_digest(&hash) == XXH3_64bits(hashed, sizeof hashed));
+    ordered_hash_finish(&hash);
+    /* Nobody waits for a block that does not come. */
+    failing = PIECES / 2;
+    CHECK(ordered_hash_init(&hash) == MT_OK);
+    CHECK(parallel_for(PIECES, hash_piece, &failing) < 0);
+    ordered_hash_finish(&hash);
+    ordered_hash_finish(&hash);
+}
+
 static void test_process(void)
 {
     CHECK(machine_memory_limit() > 1 << 20 && machine_memory_available() > 0);
@@ -413,6 +450,7 @@ int main(void)
     RUN(test_status);
     RUN(test_distance);
     RUN(test_parallel);
+    RUN(test_ordered_hash);
     RUN(test_planes);
     RUN(test_philox);
     RUN(test_normals);
