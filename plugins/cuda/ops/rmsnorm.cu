@@ -33,6 +33,13 @@ struct norm_args {
     bool add;
 };
 
+/* Where a group begins whose rows are `ld` apart and have `cols` elements for each head. */
+static __device__ __forceinline__ int64_t group_at(int32_t group, int32_t heads, int64_t ld,
+                                                   int32_t cols)
+{
+    return heads == 1 ? group * ld : group / heads * ld + (int64_t)(group % heads) * cols;
+}
+
 /* Sums over a team, a warp or the block, with one barrier: what is added for one slot is read by
  * all before the same slot comes again. */
 template <typename R, bool WIDE> struct team_sums {
@@ -88,8 +95,7 @@ template <typename T, int V, int K> struct walk {
 
     __device__ __forceinline__ const T *at(int32_t group) const
     {
-        return heads == 1 ? base + group * ld
-                          : base + group / heads * ld + (int64_t)(group % heads) * n;
+        return base + group_at(group, heads, ld, n);
     }
 
     /* Begins to copy the group into the slot. */
@@ -195,10 +201,9 @@ static __global__ void __launch_bounds__(WIDE ? NORM_WIDE_THREADS : NORM_THREADS
         }
         sum = sums.add(sum, slot);
         R r = 1 / square_root(sum / (R)a.n + (R)a.eps);
-        int32_t row = group / a.heads, head = group % a.heads;
         if (t.lane == 0 && a.r)
-            static_cast<R *>(a.r)[row * a.r_ld + head] = r;
-        T *y = static_cast<T *>(a.y) + row * a.y_ld + (int64_t)head * a.n;
+            static_cast<R *>(a.r)[group_at(group, a.heads, a.r_ld, 1)] = r;
+        T *y = static_cast<T *>(a.y) + group_at(group, a.heads, a.y_ld, a.n);
         EACH_PIECE(t, a.n)
         {
             R v[V], weight[V];
@@ -251,7 +256,7 @@ static __global__ void __launch_bounds__(WIDE ? NORM_WIDE_THREADS : NORM_THREADS
     w.begin(a, t);
     R next_r = 0;
     if (group < a.groups)
-        next_r = static_cast<const R *>(a.r)[group / a.heads * a.r_ld + group % a.heads];
+        next_r = static_cast<const R *>(a.r)[group_at(group, a.heads, a.r_ld, 1)];
     for (int slot = 0; group < a.groups; group += stride, slot = (slot + 1) % NORM_AHEAD) {
         int32_t ahead = group + (NORM_AHEAD - 1) * stride, next = group + stride;
         if (ahead < a.groups) {
@@ -261,7 +266,7 @@ static __global__ void __launch_bounds__(WIDE ? NORM_WIDE_THREADS : NORM_THREADS
         copies_commit();
         R r = next_r, dot = 0;
         if (next < a.groups)
-            next_r = static_cast<const R *>(a.r)[next / a.heads * a.r_ld + next % a.heads];
+            next_r = static_cast<const R *>(a.r)[group_at(next, a.heads, a.r_ld, 1)];
         copies_wait<NORM_AHEAD - 1>();
         x.enter(group);
         d.enter(group);
@@ -284,8 +289,7 @@ static __global__ void __launch_bounds__(WIDE ? NORM_WIDE_THREADS : NORM_THREADS
         if (!a.dx)
             continue;
         R slope = r * (sums.add(dot, slot) / (R)a.n);
-        int32_t row = group / a.heads, head = group % a.heads;
-        T *dx = static_cast<T *>(a.dx) + row * a.dx_ld + (int64_t)head * a.n;
+        T *dx = static_cast<T *>(a.dx) + group_at(group, a.heads, a.dx_ld, a.n);
         EACH_PIECE(t, a.n)
         {
             R v[V], g[V], weight[V];
