@@ -260,6 +260,15 @@ template <typename R> __device__ __forceinline__ R warp_max(R x)
     return x;
 }
 
+/* The largest of x[0..n), NaNs apart, for every thread of the warp. */
+template <typename T> __device__ __forceinline__ real<T> warp_largest(const T *x, int n)
+{
+    real<T> top = -INFINITY;
+    for (int i = (int)(threadIdx.x & 31u); i < n; i += 32)
+        top = max(top, to_real(x[i]));
+    return warp_max(top);
+}
+
 /* Sum over a block of whole warps; every thread gets it. `shared` has 32 elements. */
 template <typename R> __device__ __forceinline__ R block_sum(R x, R *shared)
 {

@@ -103,15 +103,6 @@ static __device__ int64_t part_of(const balance_args &a, int64_t t)
     return low;
 }
 
-/* The largest of x[0..n), for the whole warp. */
-template <typename T> static __device__ __forceinline__ real<T> largest(const T *x, int n)
-{
-    real<T> top = -INFINITY;
-    for (int i = (int)(threadIdx.x & 31u); i < n; i += 32)
-        top = max(top, to_real(x[i]));
-    return warp_max(top);
-}
-
 /* A warp a token; T: how logits and their gradient are stored. */
 template <typename T, bool BACKWARD>
 static __global__ void __launch_bounds__(BALANCE_THREADS) row_kernel(balance_args a)
@@ -123,7 +114,7 @@ static __global__ void __launch_bounds__(BALANCE_THREADS) row_kernel(balance_arg
         return; /* a whole warp */
     const T *x = static_cast<const T *>(a.logits) + t * a.logits_ld;
     const double *share = a.share + part_of(a, t) * a.experts;
-    R top = largest(x, a.experts);
+    R top = warp_largest(x, a.experts);
     double sum = 0, loss = 0;
     for (int e = lane; e < a.experts; e += 32) {
         double p = (double)exponential(to_real(x[e]) - top);
@@ -168,7 +159,7 @@ static __global__ void __launch_bounds__(BALANCE_THREADS) scale_kernel(balance_a
     if (t >= a.tokens)
         return; /* a whole warp */
     const T *x = static_cast<const T *>(a.logits) + t * a.logits_ld;
-    R top = largest(x, a.experts);
+    R top = warp_largest(x, a.experts);
     double sum = 0;
     for (int e = lane; e < a.experts; e += 32)
         sum += (double)exponential(to_real(x[e]) - top);

@@ -64,10 +64,7 @@ static __device__ void probabilities(const route &r, int64_t token, R *p)
         __syncwarp();
         return;
     }
-    R most = -infinity<R>(), sum = 0;
-    for (int e = lane; e < r.n; e += 32)
-        most = (R)to_real(logit[e]) > most ? (R)to_real(logit[e]) : most;
-    most = warp_max(most);
+    R most = (R)warp_largest(logit, r.n), sum = 0;
     for (int e = lane; e < r.n; e += 32) {
         p[e] = exponential((R)to_real(logit[e]) - most);
         sum += p[e];
