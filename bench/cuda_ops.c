@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What each operation of the CUDA backend achieves at the shapes of Qwen2.5-7B, launches included,
- * beside the ceiling of an H200 machine for that kind of work. BF16.
+ * beside the ceiling of an H200 machine for that kind of work. BF16. What is bound by memory is
+ * also compared with a copy on the device that reads and writes as many bytes in all, timed alike:
+ * how much of what is missing is the kernel's own, and how much that of any small launch.
  *
  *     bench-cuda-ops cuda.so [NAME]     only lines whose name begins with NAME
  *
@@ -47,13 +49,19 @@ static void *take(int64_t bytes)
     return p;
 }
 
-static void release(void)
+/* All but the first `keep` buffers. */
+static void release_after(int keep)
 {
     b->queue_sync(device, queue);
-    while (buffers > 0) {
+    while (buffers > keep) {
         buffers--;
         b->device_free(device, buffer[buffers], buffer_bytes[buffers]);
     }
+}
+
+static void release(void)
+{
+    release_after(0);
 }
 
 /* Random numbers in +-1: zeros would run faster than real data. */
@@ -98,13 +106,76 @@ static bool wanted(const char *name)
     return !only || strncmp(name, only, strlen(only)) == 0;
 }
 
-static void report(const char *name, double seconds, double amount, const char *unit, double top)
+/* Something that is enqueued once. */
+typedef struct work {
+    void (*enqueue)(const struct work *);
+    void (*op)(void *device, void *queue, const mt_op_call *call);
+    const mt_op_call *call;
+    void *dst, *src;
+    int64_t bytes;
+} work;
+
+static void enqueue_op(const work *w)
+{
+    w->op(device, queue, w->call);
+}
+
+static void enqueue_copy(const work *w)
+{
+    b->copy(device, queue, w->dst, w->src, w->bytes);
+}
+
+static double seconds_of(const work *w, int rounds)
+{
+    double from = now();
+    for (int r = 0; r < rounds; r++)
+        w->enqueue(w);
+    b->queue_sync(device, queue);
+    return (now() - from) / rounds;
+}
+
+/* Of one among many, the best of three times. */
+static double best_seconds(const work *w)
+{
+    (void)seconds_of(w, 1);
+    int rounds = 1 + (int)(0.12 / seconds_of(w, 1));
+    rounds = rounds > 200 ? 200 : rounds;
+    double best = 1e30;
+    for (int i = 0; i < 3; i++) {
+        double t = seconds_of(w, rounds);
+        best = t < best ? t : best;
+    }
+    if (b->error(device) != MT_OK)
+        exit(1);
+    return best;
+}
+
+/* `moved`: bytes that are read, and bytes that are written. */
+static double copy_seconds(double moved)
+{
+    int held = buffers;
+    work w = { .enqueue = enqueue_copy, .bytes = (int64_t)(moved / 2) / 16 * 16 };
+    if (w.bytes == 0)
+        return 0;
+    w.src = tensor(1, w.bytes / 2, MT_BF16).data;
+    w.dst = take(w.bytes);
+    double seconds = best_seconds(&w);
+    release_after(held);
+    return seconds;
+}
+
+/* copy: seconds that a copy of as many bytes takes; 0 where there is nothing to compare. */
+static void report(const char *name, double seconds, double amount, const char *unit, double top,
+                   double copy)
 {
     double rate = amount / seconds * 1e-9;
     if (strcmp(unit, "TFLOP/s") == 0)
         rate *= 1e-3;
-    printf("%-40s %9.3f ms %8.1f %-7s of %6.0f  %3.0f%%\n", name, seconds * 1e3, rate, unit, top,
+    printf("%-40s %9.3f ms %8.1f %-7s of %6.0f  %3.0f%%", name, seconds * 1e3, rate, unit, top,
            100 * rate / top);
+    if (copy > 0)
+        printf("  %3.0f%% of a copy", 100 * copy / seconds);
+    putchar('\n');
     fflush(stdout);
 }
 
@@ -113,29 +184,13 @@ static void run(const char *name, const char *op, mt_op_call *c, bool backward, 
                 const char *unit, double top)
 {
     const mt_kernel *k = b->kernel(device, op);
-    void (*fn)(void *, void *, const mt_op_call *) = backward ? k->backward : k->forward;
     c->struct_size = sizeof *c;
     c->work_bytes = k->workspace ? k->workspace(device, c, backward) : 0;
     c->work = c->work_bytes ? take(c->work_bytes) : NULL;
-    fn(device, queue, c);
-    b->queue_sync(device, queue);
-    double from = now();
-    fn(device, queue, c);
-    b->queue_sync(device, queue);
-    int rounds = 1 + (int)(0.12 / (now() - from));
-    rounds = rounds > 200 ? 200 : rounds;
-    double best = 1e30;
-    for (int i = 0; i < 3; i++) {
-        from = now();
-        for (int r = 0; r < rounds; r++)
-            fn(device, queue, c);
-        b->queue_sync(device, queue);
-        double t = (now() - from) / rounds;
-        best = t < best ? t : best;
-    }
-    if (b->error(device) != MT_OK)
-        exit(1);
-    report(name, best, amount, unit, top);
+    double seconds = best_seconds(
+        &(work){ .enqueue = enqueue_op, .op = backward ? k->backward : k->forward, .call = c });
+    bool moves = strcmp(unit, "GB/s") == 0;
+    report(name, seconds, amount, unit, top, moves ? copy_seconds(amount) : 0);
 }
 
 /* Forward and both gradients of `op`, whose operands 0 and 1 are rows and a weight. */
@@ -425,7 +480,7 @@ static void interface_members(void)
     double from = now();
     if (b->host_alloc(device, 4 * n, &host) != MT_OK)
         exit(1);
-    report("copy: pinning 1 GiB", now() - from, 4.0 * (double)n, "GB/s", 15);
+    report("copy: pinning 1 GiB", now() - from, 4.0 * (double)n, "GB/s", 15, 0);
     char *p = take(4 * n);
     for (int way = 0; way < 2; way++) {
         for (int i = 0; i < 2; i++) {
@@ -436,7 +491,8 @@ static void interface_members(void)
                 b->copy_out(device, queue, host, p, 4 * n);
             b->queue_sync(device, queue);
         }
-        report(way ? "copy out" : "copy in", now() - from, 4.0 * (double)n, "GB/s", ceiling_pcie);
+        report(way ? "copy out" : "copy in", now() - from, 4.0 * (double)n, "GB/s", ceiling_pcie,
+               0);
     }
     double *sum = take(8);
     void *scratch = take(b->sum_squares_scratch(device, n));
@@ -446,25 +502,10 @@ static void interface_members(void)
             b->sum_squares(device, queue, (float *)p, n, sum, scratch);
         b->queue_sync(device, queue);
     }
-    report("sum of squares", (now() - from) / 10, 4.0 * (double)n, "GB/s", ceiling_copy);
-    char *other = take(4 * n);
-    for (int i = 0; i < 2; i++) {
-        from = now();
-        for (int r = 0; r < 10; r++)
-            b->copy(device, queue, other, p, 4 * n);
-        b->queue_sync(device, queue);
-    }
-    report("copy on the device", (now() - from) / 10, 8.0 * (double)n, "GB/s", ceiling_copy);
-    /* What small operations can reach: a copy of as much as a norm of 8192 rows moves. */
-    const int64_t small = (int64_t)8192 * HIDDEN * 2;
-    for (int i = 0; i < 2; i++) {
-        from = now();
-        for (int r = 0; r < 200; r++)
-            b->copy(device, queue, other, p, small);
-        b->queue_sync(device, queue);
-    }
-    report("copy on the device, 59 MB", (now() - from) / 200, 2.0 * (double)small, "GB/s",
-           ceiling_copy);
+    report("sum of squares", (now() - from) / 10, 4.0 * (double)n, "GB/s", ceiling_copy,
+           copy_seconds(4.0 * (double)n));
+    report("copy on the device", copy_seconds(8.0 * (double)n), 8.0 * (double)n, "GB/s",
+           ceiling_copy, 0);
     release();
     b->host_free(device, host, 4 * n);
 }
