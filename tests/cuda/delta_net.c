@@ -2,11 +2,15 @@
  *
  * The operations of a gated delta net on CUDA against the CPU: documents of less than a chunk and
  * of several, odd sizes and those of published models, and generation against a whole forward pass.
+ *
+ *     MT_TEST_SMALL=1     small shapes only
+ *     MT_TEST_ONLY=name   one case
  */
 #include "side.h"
 
 static const int32_t docs_37[] = { 0, 1, 6, 37 };
 static const int32_t docs_300[] = { 0, 64, 67, 290, 300 };
+static const int32_t docs_75[] = { 0, 70, 75 }; /* chunks of each kind */
 static const int32_t docs_40[] = { 0, 40 };
 
 static void convolution(void)
@@ -31,6 +35,18 @@ static void decay(void)
 static void delta_rule(void)
 {
     static const mt_delta_attr attr[] = { { 2, 2, 8, 8, 1e-6, 0.35 },
+                                          { 1, 2, 7, 5, 1e-3, 0.4 },
+                                          { 1, 1, 33, 40, 1e-6, 0.2 },
+                                          { 1, 1, 100, 70, 1e-6, 0.1 } };
+    for (size_t i = 0; i < sizeof attr / sizeof *attr; i++) {
+        op_case c = delta_case(docs_75, 2, &attr[i]);
+        op_check(&c, 43, (op_bounds){ 3e-5, 2e-3 });
+    }
+}
+
+static void large_delta_rule(void)
+{
+    static const mt_delta_attr attr[] = { { 2, 2, 8, 8, 1e-6, 0.35 },
                                           { 2, 6, 7, 5, 1e-3, 0.4 },
                                           { 1, 2, 33, 40, 1e-6, 0.2 },
                                           { 2, 4, 128, 128, 1e-6, 0.0884 },
@@ -47,7 +63,7 @@ static void delta_rule(void)
 static void strong_decay(void)
 {
     const mt_delta_attr attr = { 1, 2, 64, 64, 1e-6, 0.125 };
-    op_case c = delta_case(docs_300, 4, &attr);
+    op_case c = only_small() ? delta_case(docs_75, 2, &attr) : delta_case(docs_300, 4, &attr);
     c.in[3].middle = -6;
     c.in[3].scale = 5.5;
     op_check(&c, 45, (op_bounds){ 2e-4, 2e-3 });
@@ -88,6 +104,7 @@ int main(void)
     RUN(convolution);
     RUN(decay);
     RUN(delta_rule);
+    RUN_LARGE(large_delta_rule);
     RUN(strong_decay);
     RUN(generation);
     sides_close();

@@ -2,6 +2,9 @@
  *
  * Every operation on CUDA against the CPU, forward and backward, in F32, BF16 and F64: odd sizes,
  * sizes that allow 16-byte accesses, several documents, every option; and the same bits twice.
+ *
+ *     MT_TEST_SMALL=1     small shapes only
+ *     MT_TEST_ONLY=name   one case
  */
 #include "side.h"
 
@@ -72,12 +75,17 @@ static void norms(void)
         check_norm(37, 1, 101, variant);
         check_norm(37, 3, 64, variant);
         check_norm(37, 1, 1501, variant);
-        check_norm(300, 1, 3584, variant);
         check_norm(65, 2, 768, variant);
     }
     check_norm(1, 1, 8, 0);
     check_norm(9, 1, 5120, 0);
     check_norm(9, 1, 9000, 0);
+}
+
+static void large_norms(void)
+{
+    for (int variant = 0; variant <= MT_NORM_ONE_PLUS; variant++)
+        check_norm(300, 1, 3584, variant);
     check_norm(700, 28, 128, 0); /* more groups than backward has teams */
 }
 
@@ -248,18 +256,32 @@ static void check_grouped(const int32_t *offsets, int64_t experts, int64_t n, in
     op_check(&c, 14, (op_bounds){ 4e-6, 3e-3 });
 }
 
+/* One tile or few of each kind; with many experts, more than there are multiprocessors. */
 static void grouped_linears(void)
 {
-    static const int32_t one[] = { 0, 1 }, few[] = { 0, 0, 30, 37 },
-                         uneven[] = { 0, 127, 127, 255, 384, 384, 600, 600, 601 },
-                         full[] = { 0, 128, 300 }, one_has_all[] = { 0, 0, 0, 391, 391 };
-    int32_t many[70 + 1] = { 0 }; /* more experts than a warp has lanes */
-    for (int e = 0; e < 70; e++)
-        many[e + 1] = many[e] + e * 7 % 23;
+    enum { MANY = 150 };
+    static const int32_t one[] = { 0, 1 }, few[] = { 0, 0, 30, 37 }, two[] = { 0, 70, 70, 135 },
+                         deep[] = { 0, 1100, 1117 };
+    int32_t many[MANY + 1] = { 0 };
+    for (int e = 0; e < MANY; e++)
+        many[e + 1] = many[e] + e * 7 % 5;
     check_grouped(one, 1, 1, 1, true);
     check_grouped(one, 1, 8, 8, false);
     check_grouped(few, 3, 29, 101, false);
     check_grouped(few, 3, 40, 64, true);
+    check_grouped(few, 3, 16, 392, true);
+    check_grouped(two, 3, 72, 136, true);
+    check_grouped(deep, 2, 16, 24, false);
+    check_grouped(many, MANY, 16, 24, true);
+}
+
+static void large_grouped_linears(void)
+{
+    static const int32_t uneven[] = { 0, 127, 127, 255, 384, 384, 600, 600, 601 },
+                         full[] = { 0, 128, 300 }, one_has_all[] = { 0, 0, 0, 391, 391 };
+    int32_t many[70 + 1] = { 0 }; /* more experts than a warp has lanes */
+    for (int e = 0; e < 70; e++)
+        many[e + 1] = many[e] + e * 7 % 23;
     check_grouped(uneven, 8, 136, 72, true);
     check_grouped(uneven, 8, 256, 512, false);
     check_grouped(uneven, 8, 29, 101, true);
@@ -365,6 +387,8 @@ static void grouped_linears_elsewhere(void)
     side here = cuda;
     side_open_with("MEGATRAIN_WGMMA", "0", &cuda);
     grouped_linears();
+    if (!only_small())
+        large_grouped_linears();
     experts_are_alone();
     some_experts();
     side_close(&cuda);
@@ -413,6 +437,10 @@ static void losses(void)
     check_xent(37, 19, 101, 0);
     check_xent(37, 19, 101, 2);
     check_xent(64, 32, 4096, 0);
+}
+
+static void large_losses(void)
+{
     check_xent(50, 16, 20011, 3);
     check_xent(8500, 7, 33, 0); /* two chunks */
 }
@@ -519,7 +547,8 @@ static void head_dims(void)
     static const int32_t dims[][2] = { { 16, 16 },   { 32, 32 },   { 48, 48 },   { 64, 64 },
                                        { 80, 80 },   { 96, 96 },   { 128, 128 }, { 192, 128 },
                                        { 256, 256 }, { 100, 104 }, { 129, 31 },  { 64, 256 } };
-    static const int32_t docs[] = { 0, 140, 141, 200 };
+    const int32_t small_docs[] = { 0, 66, 67, 70 }, large_docs[] = { 0, 140, 141, 200 };
+    const int32_t *docs = only_small() ? small_docs : large_docs;
     for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++)
         check_attention(
             docs, 3,
@@ -601,6 +630,7 @@ int main(void)
     RUN(gated_activations);
     RUN(arithmetic);
     RUN(norms);
+    RUN_LARGE(large_norms);
     RUN(ropes);
     RUN(embeddings);
     RUN(linears);
@@ -609,12 +639,14 @@ int main(void)
     RUN(rows_of_experts);
     RUN(balances);
     RUN(grouped_linears);
+    RUN_LARGE(large_grouped_linears);
     RUN(experts_are_alone);
     RUN(some_experts);
     RUN(grouped_linears_elsewhere);
     RUN(slices);
     RUN(concatenations);
     RUN(losses);
+    RUN_LARGE(large_losses);
     RUN(nothing_to_learn);
     RUN(eval_is_train);
     RUN(logits);

@@ -42,6 +42,12 @@ void sides_open(void)
     fprintf(stderr, "%s, %s\n", info.name, info.details);
 }
 
+bool only_small(void)
+{
+    const char *value = getenv("MT_TEST_SMALL");
+    return value && strcmp(value, "0") != 0;
+}
+
 void side_open_with(const char *variable, const char *value, side *ret)
 {
     setenv(variable, value, 1);
