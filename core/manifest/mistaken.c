@@ -18,6 +18,12 @@ static bool ends_in(const char *text, const char *end)
     return n > m && strcmp(text + n - m, end) == 0;
 }
 
+static bool exists(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
 static bool is_folder(const char *path)
 {
     struct stat st;
@@ -49,11 +55,17 @@ static const char *binary_kind(const char *path)
 
 mt_status mistaken_for_run(const char *path)
 {
+    char hub[MISTAKEN_TEXT];
     const char *kind = binary_kind(path);
     if (kind)
         return status_set(MT_ERR_INVALID,
                           "%s: is a binary file (%s); expected a run manifest, a YAML file", path,
                           kind);
+    if (!exists(path) && *mistaken_name(path, hub))
+        return status_set(MT_ERR_NOT_FOUND,
+                          "%s: there is no such file; expected a run manifest, a YAML file%s as "
+                          "'model:' there",
+                          path, hub);
     if (!is_folder(path))
         return MT_OK;
     size_t n = strlen(path);
@@ -105,12 +117,30 @@ mt_status mistaken_folder(const char *path)
                       path);
 }
 
-const char *mistaken_name(const char *path)
+/* "ORGANISATION/MODEL" of a name on the hub, or of its address there; NULL for anything else. */
+static const char *hub_name(const char *path)
 {
-    const char *slash = strchr(path, '/');
-    if (!slash || slash == path || !slash[1] || strchr(slash + 1, '/') || *path == '.' ||
-        ends_in(path, ".yaml") || ends_in(path, ".json"))
-        return "";
-    return "; a downloaded folder is meant, nothing here goes to the network: fetch the model, for "
-           "instance by `hf download ORGANISATION/MODEL --local-dir FOLDER`, and name FOLDER";
+    static const char address[] = "https://huggingface.co/";
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    if (strncmp(path, address, sizeof address - 1) == 0)
+        path += sizeof address - 1;
+    size_t before = strspn(path, letters);
+    const char *model = path + before + 1;
+    if (before == 0 || path[before] != '/' || *path == '.' || !*model ||
+        model[strspn(model, letters)] || ends_in(path, ".yaml") || ends_in(path, ".json"))
+        return NULL;
+    return path;
+}
+
+const char *mistaken_name(const char *path, char ret[MISTAKEN_TEXT])
+{
+    const char *name = hub_name(path), *model = name ? strchr(name, '/') + 1 : NULL;
+    *ret = '\0';
+    if (name)
+        snprintf(ret, MISTAKEN_TEXT,
+                 "; models are local folders, nothing here goes to the network: fetch this one by "
+                 "`hf download %s --local-dir %s` (or `huggingface-cli download`), and name %s",
+                 name, model, model);
+    return ret;
 }

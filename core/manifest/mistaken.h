@@ -8,7 +8,8 @@
 
 #include <megatrain/base.h>
 
-/* Fails where `path`, to be a run manifest, leads to a folder or a binary file. [main] */
+/* Fails where `path`, to be a run manifest, leads to a folder or a binary file, or to nothing and
+ * looks like the name of a model on a hub. [main] */
 mt_status mistaken_for_run(const char *path);
 
 /* Fails where `path`, to be a model, leads to a binary file. [main] */
@@ -17,8 +18,10 @@ mt_status mistaken_for_model(const char *path);
 /* The error for a folder, to be a model, that has no config.json. [main] */
 mt_status mistaken_folder(const char *path);
 
+enum { MISTAKEN_TEXT = 1024 };
+
 /* What to add to the message that there is no model at `path`: a sentence after "; " where it looks
- * like a name on a hub (ORGANISATION/MODEL), else "". [pure] */
-const char *mistaken_name(const char *path);
+ * like a name on a hub (ORGANISATION/MODEL), else "". Returns `ret`. [pure] */
+const char *mistaken_name(const char *path, char ret[MISTAKEN_TEXT]);
 
 #endif

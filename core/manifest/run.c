@@ -248,7 +248,8 @@ static mt_status resolve_path(const reader *in, const mt_config *section, const 
     const char *first = from_argument || *given == '/' ? given : beside;
     const char *second = from_argument ? beside : given;
     const char *path = exists(first) ? first : exists(second) ? second : NULL;
-    const char *remedy = strcmp(key, "model") == 0 ? mistaken_name(given) : "";
+    char hub[MISTAKEN_TEXT];
+    const char *remedy = mistaken_name(given, hub);
     if (!path && strcmp(first, second) == 0)
         return section->reject(section, key, "names '%s', which does not exist%s", given, remedy);
     if (!path)

@@ -97,10 +97,11 @@ mt_status model_source_open(const char *path, model_source *ret)
 {
     model_source m = { 0 };
     struct stat st;
+    char hub[MISTAKEN_TEXT];
     if (stat(path, &st) != 0)
         return status_set(errno == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO,
                           "%s: cannot open the model: %s%s", path, strerror(errno),
-                          errno == ENOENT ? mistaken_name(path) : "");
+                          errno == ENOENT ? mistaken_name(path, hub) : "");
     mt_status s = mistaken_for_model(path);
     if (s != MT_OK)
         return s;

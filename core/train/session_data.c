@@ -7,11 +7,13 @@
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
 #include "../base/status.h"
+#include "../manifest/mistaken.h"
 #include "files.h"
 
 #include <megatrain/json.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* Vocabulary of the byte tokenizer, which a model of this size has when it brings no other. */
 enum { BYTE_VOCAB = 256 };
@@ -36,6 +38,12 @@ mt_status session_find_tokenizer(const char *path, const mt_tokenizer **ret)
 {
     const void *table = probe_tokenizers(path);
     mt_status st = MT_OK;
+    char hub[MISTAKEN_TEXT];
+    if (!table && access(path, F_OK) != 0 && *mistaken_name(path, hub))
+        return status_set(MT_ERR_NOT_FOUND,
+                          "%s: there is no such file or folder; expected a tokenizer.json or a "
+                          "folder with one%s",
+                          path, hub);
     if (!table)
         st = registry_find(PLUGIN_LOADER, SESSION_TOKENIZER, MT_TOKENIZER_INTERFACE, &table, NULL);
     if (st == MT_OK)

@@ -29,12 +29,23 @@ expect 1 'is a binary file (.safetensors); expected a run manifest' -- train bas
 # ---- no models ----------------------------------------------------------------------------------
 
 hub=meta-llama/Llama-3.2-1B
-fetch='a downloaded folder is meant'
+fetch="fetch this one by \`hf download $hub --local-dir Llama-3.2-1B\`"
 expect 1 "names '$hub', which does not exist" "$fetch" -- plan run.yaml "model=$hub"
 expect 1 "$hub: cannot open the model: No such file" "$fetch" -- inspect "$hub"
 expect 1 "$hub: cannot open the model: No such file" "$fetch" -- export "$hub" -o x
-expect 1 'missing.yaml' 'No such file' -- inspect models/missing.yaml
-check 'a file is no name on a hub' bash -c '! grep -q downloaded out'
+expect 1 "$hub: cannot open the model: No such file" "$fetch" -- generate "$hub" --device cpu
+expect 1 "https://huggingface.co/$hub: cannot open the model" "$fetch" -- inspect "https://huggingface.co/$hub"
+for command in train plan eval 'bench start'; do
+    # shellcheck disable=SC2086
+    expect 1 "$hub: there is no such file; expected a run manifest" "$fetch" "as 'model:' there" -- $command "$hub"
+done
+expect 1 "'data.tokenizer' names '$hub', which does not exist" "$fetch" -- plan run.yaml "data.tokenizer=$hub"
+expect 1 "$hub: there is no such file or folder" "$fetch" -- tokenize --tokenizer "$hub" text
+expect 1 "$hub: there is no such file or folder" "$fetch" -- export model.yaml -o x --init random --tokenizer "$hub"
+for file in models/missing.yaml models/missing.json ./missing missing a/b/c; do
+    expect 1 "$file" 'No such file' -- inspect "$file"
+    check "$file is no name on a hub" bash -c '! grep -q "hf download" out'
+done
 
 expect 1 'is one file of a model (.safetensors); name its folder, base' -- inspect base/model.safetensors
 printf 'GGUF\3\0\0\0' >llama.gguf
