@@ -5,13 +5,14 @@
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
 #include "../base/status.h"
-#include "../train/checkpoint.h"
+#include "../manifest/mistaken.h"
 #include "../train/loop.h"
 #include "cli.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 /* What to evaluate: the checkpoint named, else the run's newest, else the pretrained model that the
  * run would begin with. */
@@ -39,6 +40,20 @@ static mt_status choose_weights(const run_manifest *run, const session *s, const
                           "name a checkpoint with --checkpoint PATH",
                           run->output_dir, run->model);
     return run_folder_find_model(s->source.weights, ret);
+}
+
+/* Before the data is read: is what is to be evaluated there? */
+static mt_status check_checkpoint(const run_manifest *run, const char *checkpoint)
+{
+    char list[RUN_FOLDER_LIST], hub[MISTAKEN_TEXT];
+    if (access(checkpoint, F_OK) == 0)
+        return MT_OK;
+    return status_set(MT_ERR_NOT_FOUND,
+                      "--checkpoint %s: there is no such file or folder%s; %s: name the path of a "
+                      "checkpoint, a run folder or a model "
+                      "folder, or leave --checkpoint out for the newest%s",
+                      checkpoint, *checkpoint == '/' ? "" : " below the working directory",
+                      run_folder_list(run->output_dir, list), mistaken_name(checkpoint, hub));
 }
 
 static mt_status evaluate(run_manifest *run, const char *checkpoint, session *s)
@@ -105,6 +120,8 @@ static int run_eval(const cli_command *self, int argc, char **argv)
     mt_status st = cli_find_plugins(&dirs);
     if (st == MT_OK && data)
         st = use_data(run, data);
+    if (st == MT_OK && checkpoint)
+        st = check_checkpoint(run, checkpoint);
     if (st == MT_OK)
         st = evaluate(run, checkpoint, &s);
     rc = cli_exit(st);

@@ -93,7 +93,7 @@ static int run_train(const cli_command *self, int argc, char **argv)
     train_catch_signals();
     mt_status st = cli_find_plugins(&dirs);
     if (st == MT_OK)
-        st = train_check_outputs(run, &how);
+        st = train_check_places(run, &how);
     if (st == MT_OK)
         st = session_open_run(&s, run, true);
     if (st == MT_OK) {

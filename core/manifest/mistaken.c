@@ -117,7 +117,8 @@ mt_status mistaken_folder(const char *path)
                       path);
 }
 
-/* "ORGANISATION/MODEL" of a name on the hub, or of its address there; NULL for anything else. */
+/* "ORGANISATION/MODEL" of a name on the hub, or of its address there; NULL for anything else, which
+ * what would lie in a folder that is there is taken for. */
 static const char *hub_name(const char *path)
 {
     static const char address[] = "https://huggingface.co/";
@@ -127,8 +128,11 @@ static const char *hub_name(const char *path)
         path += sizeof address - 1;
     size_t before = strspn(path, letters);
     const char *model = path + before + 1;
+    char organisation[PATH_SIZE];
+    snprintf(organisation, sizeof organisation, "%.*s", (int)before, path);
     if (before == 0 || path[before] != '/' || *path == '.' || !*model ||
-        model[strspn(model, letters)] || ends_in(path, ".yaml") || ends_in(path, ".json"))
+        model[strspn(model, letters)] || ends_in(path, ".yaml") || ends_in(path, ".json") ||
+        is_folder(organisation))
         return NULL;
     return path;
 }

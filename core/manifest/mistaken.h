@@ -21,7 +21,7 @@ mt_status mistaken_folder(const char *path);
 enum { MISTAKEN_TEXT = 1024 };
 
 /* What to add to the message that there is no model at `path`: a sentence after "; " where it looks
- * like a name on a hub (ORGANISATION/MODEL), else "". Returns `ret`. [pure] */
+ * like a name on a hub (ORGANISATION/MODEL), else "". Returns `ret`. [main] */
 const char *mistaken_name(const char *path, char ret[MISTAKEN_TEXT]);
 
 #endif

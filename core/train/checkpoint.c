@@ -204,6 +204,23 @@ mt_status checkpoint_count(const char *folder, int64_t *ret)
     return status;
 }
 
+void checkpoint_list(const char *folder, char *ret, size_t size)
+{
+    enum { SHOWN = 4 };
+    step_list l = { 0 };
+    size_t n = 0;
+    if (list_steps(folder, &l) != MT_OK || l.n == 0)
+        snprintf(ret, size, "%s holds no complete checkpoint", folder);
+    else
+        n = (size_t)snprintf(ret, size, "%s holds", folder);
+    for (int64_t i = 0; n > 0 && n < size && i < l.n && i < SHOWN; i++)
+        n += (size_t)snprintf(ret + n, size - n, "%s step-%06lld", i ? "," : "",
+                              (long long)l.steps[i]);
+    if (n > 0 && n < size && l.n > SHOWN)
+        snprintf(ret + n, size - n, " and %lld older ones", (long long)(l.n - SHOWN));
+    free(l.steps);
+}
+
 /* Removes all but the newest `keep` complete checkpoints, and the best; the one just saved counts
  * and stays. They leave by way of a temporary name, so that a half removed one is never taken for a
  * checkpoint. */

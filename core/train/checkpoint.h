@@ -54,6 +54,10 @@ mt_status checkpoint_bytes(const store *s, const checkpoint_options *options, in
 /* How many complete checkpoints there are in `folder`. [main] */
 mt_status checkpoint_count(const char *folder, int64_t *ret);
 
+/* "FOLDER holds step-000008, step-000004", the newest first, or that it holds none; the last error
+ * text is lost. [main] */
+void checkpoint_list(const char *folder, char *ret, size_t size);
+
 /* Path of the newest complete checkpoint in `folder`; MT_ERR_NOT_FOUND when there is none.
  * `ret` has room for `size` bytes. [main] */
 mt_status checkpoint_latest(const char *folder, char *ret, size_t size);

@@ -438,7 +438,7 @@ static mt_status check_evaluation(const session *s, const run_manifest *run)
     return MT_OK;
 }
 
-mt_status train_check_outputs(const run_manifest *run, const session_engine_options *options)
+mt_status train_check_places(const run_manifest *run, const session_engine_options *options)
 {
     char folder[RUN_FOLDER_PATH];
     mt_status st = run_folder_check(run);

@@ -21,9 +21,9 @@ typedef struct train_outcome {
  * not read. [pure] */
 int64_t train_count_steps(const session *s, const run_manifest *run);
 
-/* Fails where the run folder, the export or the trace cannot be written, which is to be known
- * before text is tokenised and steps are trained. [main] */
-mt_status train_check_outputs(const run_manifest *run, const session_engine_options *options);
+/* Fails where the run folder, the export or the trace cannot be written, or what is to be resumed
+ * from is not there: to be known before text is tokenised and steps are trained. [main] */
+mt_status train_check_places(const run_manifest *run, const session_engine_options *options);
 
 /* Trains as `run` says, in a session that has device, model, optimizer, data and plan but no store
  * or engine yet. Ends with MT_OK, or with MT_ERR_STOPPED when a signal was caught and what was done

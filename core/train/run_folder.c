@@ -6,7 +6,7 @@
 
 #include "../base/log.h"
 #include "../base/status.h"
-#include "checkpoint.h"
+#include "checkpoint_files.h"
 #include "files.h"
 
 #include <errno.h>
@@ -124,11 +124,43 @@ static mt_status check_base(const run_manifest *run, const run_folder *f)
     return MT_OK;
 }
 
+const char *run_folder_list(const char *folder, char ret[RUN_FOLDER_LIST])
+{
+    char checkpoints[RUN_FOLDER_PATH];
+    if (join(folder, RUN_FOLDER_CHECKPOINTS, checkpoints) != MT_OK)
+        snprintf(ret, RUN_FOLDER_LIST, "%.60s...: the path is too long", folder);
+    else
+        checkpoint_list(checkpoints, ret, RUN_FOLDER_LIST);
+    return ret;
+}
+
+/* A checkpoint that is named must be there. */
+static mt_status check_resume(const run_manifest *run)
+{
+    const char *from = run->resume_from_checkpoint;
+    char list[RUN_FOLDER_LIST], path[RUN_FOLDER_PATH];
+    if (strcmp(from, "auto") == 0 || strcmp(from, "none") == 0)
+        return MT_OK;
+    mt_status st = join(from, CHECKPOINT_STATE_FILE, path);
+    if (st != MT_OK || files_is_file(path))
+        return st;
+    bool there = access(from, F_OK) == 0;
+    const mt_config *c = config_section(run->config, "checkpoint");
+    return c->reject(c, "resume_from_checkpoint",
+                     "names '%s', %s; %s: name the path of a checkpoint, auto for the newest, or "
+                     "none for a new run",
+                     from,
+                     there ? "which is no complete checkpoint (no " CHECKPOINT_STATE_FILE " in it)"
+                     : *from == '/' ? "which does not exist"
+                                    : "which does not exist below the working directory",
+                     run_folder_list(run_folder_is(from) ? from : run->output_dir, list));
+}
+
 mt_status run_folder_check(const run_manifest *run)
 {
-    if (files_check_folder(run->output_dir) == MT_OK)
-        return MT_OK;
-    return blame(run, "output_dir", "name a folder that you can write to");
+    if (files_check_folder(run->output_dir) != MT_OK)
+        return blame(run, "output_dir", "name a folder that you can write to");
+    return check_resume(run);
 }
 
 mt_status run_folder_open(run_manifest *run, run_folder *ret, metrics **ret_metrics)
@@ -179,10 +211,29 @@ bool run_folder_is(const char *path)
     return join(path, RUN_FOLDER_CHECKPOINTS, folder) == MT_OK && files_is_folder(folder);
 }
 
+/* Is it RUN/checkpoints? `ret` gets RUN, as the path says it. */
+static bool is_folder_of_checkpoints(const char *path, char ret[RUN_FOLDER_PATH])
+{
+    static const char name[] = "/" RUN_FOLDER_CHECKPOINTS;
+    size_t n = strlen(path), k = sizeof name - 1;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    if (n <= k || n - k >= RUN_FOLDER_PATH || strncmp(path + n - k, name, k) != 0 ||
+        !files_is_folder(path))
+        return false;
+    snprintf(ret, RUN_FOLDER_PATH, "%.*s", (int)(n - k), path);
+    return true;
+}
+
 mt_status run_folder_find_model(const char *path, char ret[RUN_FOLDER_PATH])
 {
-    char folder[RUN_FOLDER_PATH];
+    char folder[RUN_FOLDER_PATH], list[RUN_FOLDER_LIST];
     if (!run_folder_is(path)) {
+        if (is_folder_of_checkpoints(path, folder))
+            return status_set(MT_ERR_INVALID,
+                              "%s: is the folder of a run's checkpoints; name the run folder for "
+                              "the newest, or one of them: %s",
+                              path, run_folder_list(folder, list));
         if (strlen(path) >= RUN_FOLDER_PATH)
             return status_set(MT_ERR_INVALID, "the path '%.60s...' is too long", path);
         strcpy(ret, path);

@@ -21,7 +21,8 @@ typedef struct run_folder {
     char resume[RUN_FOLDER_PATH]; /* the checkpoint to resume from; "" for a new run */
 } run_folder;
 
-/* Fails where output_dir can neither be made nor written into, before anything is done for it. */
+/* Fails where output_dir can neither be made nor written into, or where the checkpoint that is to
+ * be resumed from is not there, before anything is done for the run. [main] */
 mt_status run_folder_check(const run_manifest *run);
 
 /* Makes the folder and decides, by resume_from_checkpoint, what the run starts from. A folder that
@@ -36,6 +37,11 @@ mt_status run_folder_write_manifest(const run_manifest *run);
 /* The newest checkpoint of the run folder at `path`, or `path` itself when it is a checkpoint or
  * any other folder or file. [main] */
 mt_status run_folder_find_model(const char *path, char ret[RUN_FOLDER_PATH]);
+
+enum { RUN_FOLDER_LIST = RUN_FOLDER_PATH + 128 };
+
+/* What checkpoints the run folder at `folder` holds, as checkpoint_list says it; returns `ret`. */
+const char *run_folder_list(const char *folder, char ret[RUN_FOLDER_LIST]);
 
 /* Is there a run folder at `path`? */
 bool run_folder_is(const char *path);

@@ -180,7 +180,21 @@ expect 1 'bad.yaml:4:' "${readonly_folder%/run}" 'name a folder that you can wri
 
 expect 1 'run.yaml:4:' 'step-000004' 'name another folder' -- train run.yaml checkpoint.resume_from_checkpoint=none
 expect 1 'seed' 'set seed: 3' -- train run.yaml seed=4
-expect 1 -- train run.yaml checkpoint.resume_from_checkpoint=nowhere
+# What is resumed from, or evaluated, is looked for before the data is.
+for from in nowhere run text.txt; do
+    expect 1 "'checkpoint.resume_from_checkpoint' names '$from', which " \
+        'run/checkpoints holds step-000004: name the path of a checkpoint, auto for the newest' \
+        -- train run.yaml checkpoint.resume_from_checkpoint=$from data.files=missing.txt
+done
+expect 1 '--checkpoint nowhere: there is no such file or folder below the working directory' \
+    'run/checkpoints holds step-000004: name the path of' -- eval run.yaml --checkpoint nowhere data.files=missing.txt
+expect 1 '--checkpoint /no/where: there is no such file or folder; new/checkpoints holds no complete checkpoint' \
+    -- eval run.yaml output_dir=new --checkpoint /no/where
+for command in 'eval run.yaml --checkpoint' 'export -o x' inspect generate; do
+    # shellcheck disable=SC2086
+    expect 1 "is the folder of a run's checkpoints; name the run folder" 'run/checkpoints holds step-000004' \
+        -- $command run/checkpoints/
+done
 
 # Other data than that of the checkpoint would be trained on from the middle, unnoticed.
 head -c 9000 text.txt >less.txt
@@ -211,7 +225,7 @@ rm -rf busy && cp -r run busy
 exec 9<busy/metrics.jsonl
 flock 9
 expect 1 'another process is training' -- train run.yaml output_dir=busy \
-    checkpoint.resume_from_checkpoint=nowhere
+    checkpoint.resume_from_checkpoint=none
 exec 9<&-
 
 # Going back within a folder would mix two runs.
