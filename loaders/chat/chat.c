@@ -207,51 +207,11 @@ static mt_status chat_open(const char *format, const mt_tokenizer *tokenizer, co
 
 /* ---- the user's own format ------------------------------------------------------------------- */
 
-static mt_status check_pattern(const mt_config *c, const char *key, const char *text)
-{
-    return !text || strstr(text, "{content}")
-               ? MT_OK
-               : c->reject(c, key, "has no {content}, so that nothing of the message would remain");
-}
-
-/* Keys: begin, system, user, assistant, generation_prompt, end_of_turn, trim. */
-static mt_status read_format(const mt_config *c, chat_format *f)
-{
-    mt_status st;
-    const char *end = NULL;
-    bool trim = false;
-    if ((st = mt_config_string(c, "begin", NULL, &f->begin)) ||
-        (st = mt_config_string(c, "system", NULL, &f->system)) ||
-        (st = c->get_string(c, "user", &f->user)) ||
-        (st = c->get_string(c, "assistant", &f->assistant)) ||
-        (st = mt_config_string(c, "generation_prompt", NULL, &f->prompt)) ||
-        (st = mt_config_string(c, "end_of_turn", "{eos}", &end)) ||
-        (st = mt_config_bool(c, "trim", false, &trim)) ||
-        (st = check_pattern(c, "system", f->system)) || (st = check_pattern(c, "user", f->user)) ||
-        (st = check_pattern(c, "assistant", f->assistant)))
-        return st;
-    const char *content = strstr(f->assistant, "{content}");
-    if (!strstr(content, end))
-        return c->reject(c, "assistant",
-                         "does not have '%s' after {content}: the model would never learn to end "
-                         "its turn; add it, or name another token in end_of_turn",
-                         end);
-    if (f->prompt && (strlen(f->prompt) > (size_t)(content - f->assistant) ||
-                      strncmp(f->prompt, f->assistant, strlen(f->prompt)) != 0))
-        return c->reject(c, "generation_prompt",
-                         "is not how 'assistant' begins; what it gives must come before {content}");
-    if (strcmp(end, "{eos}") != 0)
-        f->tokens[0] = end;
-    f->placement = f->system ? CHAT_SYSTEM_TURN : CHAT_SYSTEM_NONE;
-    f->flags = trim ? CHAT_TRIM_SYSTEM | CHAT_TRIM_USER | CHAT_TRIM_ASSISTANT : 0;
-    return MT_OK;
-}
-
 static mt_status chat_open_custom(const mt_config *format, const mt_tokenizer *tokenizer,
                                   const void *tokens, void **ret_chat)
 {
     chat_format own = { .name = "custom" };
-    mt_status st = read_format(format, &own);
+    mt_status st = chat_read_own(format, &own);
     return st == MT_OK ? open_format(NULL, &own, tokenizer, tokens, ret_chat) : st;
 }
 

@@ -5,7 +5,8 @@
  *
  * formats.c is the table of formats, each a handful of literal strings; text.c renders a
  * conversation; encode.c turns the text into tokens and its answers into a mask; parse.c reads what
- * a model answered; identify.c tells a template's format; chat.c opens formats and is the plugin.
+ * a model answered; identify.c tells a template's format; own.c reads one that the user spells out;
+ * chat.c opens formats and is the plugin.
  *
  * What is trained: the answer of every assistant turn that is marked so. It begins where the
  * generation prompt ends, for that is what the model will have been given, and ends with the
@@ -122,6 +123,9 @@ typedef struct chat_text {
     int64_t n_answers, answers_capacity;
     bool failed; /* out of memory; checked once, at the end */
 } chat_text;
+
+/* Reads a format that the user spells out; its strings are the configuration's. */
+mt_status chat_read_own(const mt_config *c, chat_format *ret);
 
 /* Renders into `ret`, which starts as { 0 } and is freed by the caller, also on failure. */
 mt_status chat_render(const chat *c, const mt_message *messages, int64_t n, bool prompt,

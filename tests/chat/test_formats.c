@@ -405,7 +405,7 @@ static void own_format(void)
                                   "system",
                                   "{content}\n",
                                   "user",
-                                  "Q: {content}\n",
+                                  "Q: {content} {\"x\": {}}\n",
                                   "assistant",
                                   "A: {content}<|im_end|>\n",
                                   "generation_prompt",
@@ -423,16 +423,18 @@ static void own_format(void)
     if (st != MT_OK)
         return;
     int64_t n = text_of(&t, three, 3, false, text, trained);
-    CHECK(strcmp(marked(text, trained, n), "<s>S\nQ: A\nA:[ B<|im_end|>]\n") == 0, "%s",
+    CHECK(strcmp(marked(text, trained, n), "<s>S\nQ: A {\"x\": {}}\nA:[ B<|im_end|>]\n") == 0, "%s",
           marked(text, trained, n));
     n = text_of(&t, three, 2, true, text, trained);
-    CHECK(n == 12 && memcmp(text, "<s>S\nQ: A\nA:", 12) == 0, "%.*s", (int)n, text);
+    static const char prompt[] = "<s>S\nQ: A {\"x\": {}}\nA:";
+    CHECK(n == sizeof prompt - 1 && memcmp(text, prompt, sizeof prompt - 1) == 0, "%.*s", (int)n,
+          text);
     interface->close(t.chat);
 }
 
 static void check_own_refused(const char *key, const char *value, const char *words)
 {
-    const char *pairs[] = { "user", "{content}", "assistant", "{content}{eos}", key, value, NULL };
+    const char *pairs[] = { key, value, "user", "{content}", "assistant", "{content}{eos}", NULL };
     support_config config = support_make_config(pairs);
     toy t = { .bos = "<s>", .eos = "</s>" };
     void *chat = NULL;
@@ -445,6 +447,20 @@ static void own_format_refused(void)
     check_own_refused("system", "no content", "{content}");
     check_own_refused("end_of_turn", "<|im_end|>", "never learn to end");
     check_own_refused("generation_prompt", "A:", "is not how 'assistant' begins");
+    check_own_refused("user", "Q: {contnet}\n",
+                      "has '{contnet}', which is no placeholder; did you mean '{content}'? There "
+                      "are {content}, {bos} and {eos}");
+    check_own_refused("user", "{content}{eos_token}",
+                      "'{eos_token}', which is no placeholder; did "
+                      "you mean '{eos}'?");
+    check_own_refused("assistant", "{Content}{eos}", "did you mean '{content}'?");
+    check_own_refused("system", "{message}", "has '{message}', which is no placeholder; there are");
+    check_own_refused("system", "{ content }", "has '{ content }', which is no placeholder; did");
+    check_own_refused("system", "{{content}}", "has '{{content}}', which is no placeholder; did");
+    check_own_refused("system", "{{ message['content'] }}", "has '{{ message['content'] }}'");
+    check_own_refused("system", "{% if x %}{content}", "has '{% if x %}'");
+    check_own_refused("begin", "{boss}", "did you mean '{bos}'? There are {bos} and {eos}");
+    check_own_refused("begin", "{content}", "has '{content}', which is no placeholder; there are");
 }
 
 /* ---- which format a template is -------------------------------------------------------------- */
