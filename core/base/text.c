@@ -81,3 +81,13 @@ bool text_bytes(const char *text, int64_t *ret)
     }
     return false;
 }
+
+size_t text_drop_mark(char *text, size_t n)
+{
+    static const char mark[] = "\xef\xbb\xbf";
+    const size_t k = sizeof mark - 1;
+    if (n < k || memcmp(text, mark, k) != 0)
+        return n;
+    memmove(text, text + k, n - k + 1);
+    return n - k;
+}

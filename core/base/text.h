@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How alike two words are: what "did you mean" needs; and sizes as people write them.
+ * How alike two words are: what "did you mean" needs; sizes as people write them; and how texts
+ * begin.
  */
 #ifndef MT_CORE_TEXT_H
 #define MT_CORE_TEXT_H
@@ -18,5 +19,10 @@ int64_t text_nearest(const char *word, const char *const *candidates, int64_t n)
 
 /* Reads a size in bytes: a number and a unit, such as 24GiB, 512MB or 100 B. [pure] */
 bool text_bytes(const char *text, int64_t *ret);
+
+/* Takes the mark of byte order (U+FEFF) that some editors write off the start of a text of UTF-8,
+ * to which it does not belong; the NUL behind the n bytes moves along. Returns what is left of n.
+ * [pure] */
+size_t text_drop_mark(char *text, size_t n);
 
 #endif

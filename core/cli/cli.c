@@ -237,8 +237,18 @@ mt_status cli_read_stream(FILE *f, const char *name, char **ret, size_t *ret_n)
     }
     text[n] = '\0';
     *ret = text;
-    *ret_n = n;
+    *ret_n = text_drop_mark(text, n);
     return MT_OK;
+}
+
+mt_status cli_read_file(const char *path, char **ret, size_t *ret_n)
+{
+    FILE *f = fopen(path, "rbe");
+    if (!f)
+        return status_set(MT_ERR_IO, "%s: cannot open: %s", path, strerror(errno));
+    mt_status st = cli_read_stream(f, path, ret, ret_n);
+    fclose(f);
+    return st;
 }
 
 int cli_read_run(const cli_command *self, char **words, int n_words, run_manifest **ret)

@@ -86,9 +86,11 @@ const char *cli_nearest(const char *word, const char *const *names);
  * registry looks by itself. */
 mt_status cli_find_plugins(const cli_list *dirs);
 
-/* Reads a stream to its end into memory that the caller frees; a NUL byte follows. `name` is what
- * messages call it. */
+/* Reads a text, a stream to its end or a file of any size, into memory that the caller frees; a NUL
+ * byte follows, and a mark of byte order at its start is left out. `name` is what messages call the
+ * stream. */
 mt_status cli_read_stream(FILE *f, const char *name, char **ret, size_t *ret_n);
+mt_status cli_read_file(const char *path, char **ret, size_t *ret_n);
 
 /* Reads words[0] as a run manifest and the other words as overrides. Returns CLI_GO_ON or the exit
  * code. */

@@ -65,7 +65,7 @@ static mt_status read_prompt(work *w)
     if (from_input) {
         st = cli_read_stream(stdin, "the standard input", &w->prompt, &n);
     } else if (q->prompt_file) {
-        st = config_read_file(q->prompt_file, &w->prompt, &n);
+        st = cli_read_file(q->prompt_file, &w->prompt, &n);
     } else {
         w->prompt = strdup(text);
         if (!w->prompt)

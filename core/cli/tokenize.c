@@ -6,7 +6,6 @@
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
 #include "../base/status.h"
-#include "../manifest/config.h"
 #include "../train/files.h"
 #include "../train/human.h"
 #include "../train/session.h"
@@ -69,7 +68,7 @@ void tokenize_free(tokenize_ids *ids)
 
 /* ---- input ----------------------------------------------------------------------------------- */
 
-/* All of a stream, with a NUL behind it as config_read_file has it. */
+/* All of the text, with a NUL behind it. */
 static mt_status read_input(const request *q, char **ret, size_t *ret_n)
 {
     if (q->text) {
@@ -78,7 +77,7 @@ static mt_status read_input(const request *q, char **ret, size_t *ret_n)
         return *ret ? MT_OK : status_nomem("the text", *ret_n);
     }
     if (q->file)
-        return config_read_file(q->file, ret, ret_n);
+        return cli_read_file(q->file, ret, ret_n);
     return cli_read_stream(stdin, "the standard input", ret, ret_n);
 }
 

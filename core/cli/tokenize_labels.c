@@ -12,6 +12,7 @@
 #include "tokenize.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -83,6 +84,31 @@ typedef struct input_file {
     char folder[SESSION_PATH], path[SESSION_PATH + 32]; /* "": none was made */
 } input_file;
 
+/* What a signal must not leave behind. A handler reaches it in no other way. */
+static const input_file *volatile kept;
+
+static void remove_kept(int signal_number)
+{
+    if (kept && kept->path[0])
+        unlink(kept->path);
+    if (kept && kept->folder[0])
+        rmdir(kept->folder);
+    signal(signal_number, SIG_DFL);
+    raise(signal_number);
+}
+
+/* Ends as these signals always do, but without a trace; what is ignored stays ignored. */
+static void catch_signals(const input_file *f)
+{
+    static const int ends[] = { SIGHUP, SIGINT, SIGTERM, SIGPIPE };
+    kept = f;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        struct sigaction now;
+        if (sigaction(ends[i], NULL, &now) == 0 && now.sa_handler == SIG_DFL)
+            signal(ends[i], remove_kept);
+    }
+}
+
 static bool looks_like_json(const char *text)
 {
     text += strspn(text, " \t\r\n");
@@ -109,6 +135,7 @@ static mt_status keep_input(input_file *f)
     if (st == MT_OK && n == 0)
         st = status_set(MT_ERR_INVALID, "the standard input is empty; give it documents, or name "
                                         "a file with --file");
+    catch_signals(f);
     if (st == MT_OK)
         st = make_folder(f, tmp && *tmp ? tmp : "/tmp");
     if (st == MT_OK) {
@@ -124,6 +151,7 @@ static void forget_input(const input_file *f)
 {
     if (f->folder[0])
         (void)files_remove_tree(f->folder);
+    kept = NULL;
 }
 
 /* ---- the documents ------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
  */
 #include "node.h"
 #include "../base/status.h"
+#include "../base/text.h"
 
 #include <errno.h>
 #include <math.h>
@@ -265,7 +266,7 @@ mt_status config_read_file(const char *path, char **ret, size_t *ret_n)
     }
     text[n] = '\0';
     *ret = text;
-    *ret_n = n;
+    *ret_n = text_drop_mark(text, n);
     text = NULL;
 out:
     free(text);

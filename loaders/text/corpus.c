@@ -87,6 +87,12 @@ static mt_status split_blank_lines(text_corpus *c, const uint8_t *p, int64_t n, 
     return status || !start ? status : add_doc(c, start, end - start, inputs);
 }
 
+/* Bytes of the mark of byte order that some editors write: 3 or none. */
+static int64_t mark_bytes(const uint8_t *p, int64_t n)
+{
+    return n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
 /* Descriptors are few: beyond these, files are trusted to stay as they are. */
 enum { MOST_OPEN = 256 };
 
@@ -133,7 +139,8 @@ mt_status text_corpus_open(const mt_config *config, const char *key, const char 
             break;
         c.n_maps++;
         const uint8_t *bytes = c.maps[i].base;
-        int64_t n = l.items[i].size;
+        int64_t mark = mark_bytes(bytes, l.items[i].size), n = l.items[i].size - mark;
+        bytes += mark;
         if (strcmp(separator, "none") == 0)
             status = add_doc(&c, bytes, n, inputs);
         else if (strcmp(separator, "blank_line") == 0)

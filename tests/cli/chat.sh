@@ -116,6 +116,22 @@ check 'nothing is left of the standard input' test -z "$(find "$PWD" -name 'mega
 { echo '{"text": "'"$(head -c 300000 /dev/zero | tr '\0' a)"'"}'; } |
     TMPDIR=$PWD "$megatrain" tokenize --tokenizer model --show-labels 2>/dev/null | head -c 10 >/dev/null
 check 'nor when its reader leaves' test -z "$(find "$PWD" -name 'megatrain-*')"
+# Nor when a signal ends it.
+mkdir signalled
+yes "$(head -c 900 /dev/zero | tr '\0' 'a ')" | head -c 20000000 |
+    TMPDIR=$PWD/signalled "$megatrain" tokenize --tokenizer model --show-labels >/dev/null 2>&1 &
+for ((i = 0; i < 1000; i++)); do
+    [[ -n $(find signalled -name 'standard-input.txt') ]] && break
+    sleep 0.02
+done
+check 'the input is kept in a file' test -n "$(find signalled -name 'standard-input.txt')"
+kill -TERM $!
+wait $!
+check 'the signal is what ends it' test $? = 143
+check 'nor when a signal ends it' test -z "$(find signalled -name 'megatrain-*')"
+# A mark of byte order is no part of the text, and does not hide that it is JSON.
+printf '\xef\xbb\xbf' | cat - chat.jsonl | "$megatrain" tokenize --tokenizer model --show-labels --chat-format chatml >out 2>err
+check 'a mark of byte order before records' cmp out from-file
 # The format as one of the data's keys, by name and spelled out.
 labels chat_format=chatml
 check 'the format is a key of the data, too' cmp out from-file

@@ -21,6 +21,13 @@ check 'the same from a file' cmp -s ids <(printf %s "$text" >in.txt && tokenize 
 check 'the same from the standard input' cmp -s ids <(printf %s "$text" | tokenize)
 check 'the same by the file of the tokenizer' \
     cmp -s ids <("$megatrain" tokenize --tokenizer model/tokenizer.json "$text")
+printf '\xef\xbb\xbf%s' "$text" >marked.txt
+check 'a mark of byte order is no text, in a file' cmp -s ids <(tokenize --file marked.txt)
+check 'nor on the standard input' cmp -s ids <(tokenize <marked.txt)
+check 'a file need not be a regular one' cmp -s ids <(tokenize --file <(printf %s "$text"))
+{ head -c 68000000 /dev/zero | tr '\0' ' ' && echo 0; } >large.txt
+check 'nor of the size of a manifest' test "$(tokenize --decode --file large.txt)" = '<s>'
+rm large.txt
 check 'without special tokens' cmp -s <(tail -n +2 ids) <(tokenize --no-special "$text")
 check 'count' test "$(tokenize --count "$text")" = "$(wc -l <ids)"
 check 'decodes' test "$(tokenize --decode <ids)" = "<s>$text"

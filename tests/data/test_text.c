@@ -123,6 +123,12 @@ static void separators(void)
     expect_documents("ab\n\ncd", "none", "|ab\n\ncd");
     expect_documents("ab\n\ncd\nef\n", "blank_line", "|ab\n|cd\nef\n");
     expect_documents("\n\nab\r\n \t\r\n\n\ncd", "blank_line", "|ab\r\n|cd");
+    expect_documents("\xef\xbb\xbf"
+                     "ab\n\ncd",
+                     "none", "|ab\n\ncd");
+    expect_documents("\xef\xbb\xbf"
+                     "\n\nab\n\xef\xbb\xbf",
+                     "blank_line", "|ab\n\xef\xbb\xbf");
     expect_documents("ab<|end|>cd<|end|>", "<|end|>", "|ab|cd");
     expect_documents("<|end|><|end|>ab<|end|>x<|end|>cd<|en", "<|end|>", "|ab|cd<|en");
     support_leave(folder);
