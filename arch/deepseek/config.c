@@ -40,7 +40,7 @@ static mt_status read_scale(const mt_config *c, latent_attn *a)
     if ((s = mt_config_string(c, key[0], type, &type)) ||
         (s = mt_config_string(c, key[1], type, &type)))
         return s;
-    if (strcmp(type, "default") != 0 && (s = mt_config_float(c, key[2], 0, &mscale)))
+    if (strcmp(type, "default") != 0 && (s = mt_config_number(c, key[2], 0, 0, 100, &mscale)))
         return s;
     if (mscale != 0) {
         if (!c->has(c, key[3]))

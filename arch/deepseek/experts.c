@@ -68,8 +68,9 @@ static mt_status read_weights(const mt_config *c, version v, mt_router_attr *r)
     if ((s = mt_config_bool(c, "norm_topk_prob", v == V3, &renormalise)) ||
         (v != V1 && (s = mt_config_float(c, "routed_scaling_factor", r->scale, &scale))))
         return s;
-    if (!(scale > 0))
-        return c->reject(c, "routed_scaling_factor", "must be above 0, found %g", scale);
+    if (!(scale > 0 && scale <= 1000))
+        return c->reject(c, "routed_scaling_factor", "must be above 0, at most 1000, found %g",
+                         scale);
     /* Before V3 the only expert of a token keeps its weight, and what is normalised isn't scaled.
      */
     r->renormalise = renormalise && (v == V3 || r->top_k > 1);
@@ -105,7 +106,7 @@ static mt_status read_balance(const mt_config *c, deepseek *m)
     double coef = 0;
     bool by_sequence = true, wanted;
     mt_status s;
-    if ((s = mt_config_float(c, "aux_loss_alpha", 0.001, &coef)) ||
+    if ((s = mt_config_number(c, "aux_loss_alpha", 0.001, 0, MT_BALANCE_MAX_COEF, &coef)) ||
         (s = mt_config_bool(c, "seq_aux", true, &by_sequence)) ||
         (s = mt_config_bool(c, "output_router_logits", false, &wanted)))
         return s;

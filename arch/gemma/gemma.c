@@ -120,8 +120,9 @@ static mt_status read_attention(const mt_config *c, mt_model *model, gemma *m)
     if (m->generation == 3 && a->softcap > 0)
         return c->reject(c, "attn_logit_softcapping",
                          "is not offered for Gemma 3, whose reference does not apply it");
-    if (!(scalar > 0))
-        return c->reject(c, "query_pre_attn_scalar", "must be above 0, found %g", scalar);
+    if (!(scalar > 0 && scalar <= 1e6))
+        return c->reject(c, "query_pre_attn_scalar", "must be above 0, at most 1e6, found %g",
+                         scalar);
     a->qk_norm = m->generation == 3;
     a->scale = 1 / sqrt(scalar);
     m->sliding = *a;

@@ -119,8 +119,8 @@ static mt_status read_experts(const mt_config *c, gpt_oss *m)
         return s;
     if (!(fabs(alpha - 1.702) < 1e-9))
         return c->reject(c, "swiglu_alpha", "%g is not offered; expected 1.702", alpha);
-    if (!(m->limit > 0))
-        return c->reject(c, "swiglu_limit", "must be above 0, found %g", m->limit);
+    if (!(m->limit > 0 && m->limit <= 1e6))
+        return c->reject(c, "swiglu_limit", "must be above 0, at most 1e6, found %g", m->limit);
     return MT_OK;
 }
 

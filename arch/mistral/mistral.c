@@ -44,17 +44,15 @@ static mt_status read_ministral3_rope(const mt_config *c, mt_model *model, int64
                                 .original_max_position_embeddings = 16384,
                                 .attention_factor = 1 };
     bool given = c->has(c, "rope_parameters");
-    double beta;
+    double beta = 0;
     int64_t positions = 0;
     mt_status s;
     if ((s = mt_model_rope_of(model, c, &spec, head_dim, &a->rope)) ||
-        (s = mt_config_float(c, "rope_parameters.llama_4_scaling_beta", given ? 0 : 0.1, &beta)) ||
+        (s = mt_config_number(c, "rope_parameters.llama_4_scaling_beta", given ? 0 : 0.1, 0, 100,
+                              &beta)) ||
         (s = mt_config_count(c, "rope_parameters.original_max_position_embeddings", 16384,
                              INT32_MAX, &positions)))
         return s;
-    if (!(beta >= 0))
-        return c->reject(c, "rope_parameters.llama_4_scaling_beta", "must be at least 0, found %g",
-                         beta);
     a->q_growth = (float)beta;
     a->q_growth_positions = (int32_t)positions;
     return MT_OK;

@@ -7,6 +7,7 @@
 #include "../base/text.h"
 #include "node.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -205,6 +206,8 @@ static mt_status view_get_float(const mt_config *pub, const char *key, double *r
         return MT_ERR_NOT_FOUND;
     if (n->kind != NODE_INT && n->kind != NODE_FLOAT)
         return config_wrong(pub, key, n, "a number");
+    if (!isfinite(n->number))
+        return config_wrong(pub, key, n, "a finite number");
     *ret = n->number;
     return MT_OK;
 }

@@ -5,7 +5,6 @@
  */
 #include "run.h"
 
-#include <float.h>
 #include <stddef.h>
 
 static const char *const precisions[] = { "auto", "fp32", "bf16", NULL };
@@ -83,7 +82,7 @@ static const run_key keys[] = {
       .doc = "Warm-up as a share of all steps." },
     { "train", "wsd_decay_ratio", RUN_KEY_FLOAT, "0.1", RANGE(0, 1), FIELD(wsd_decay_ratio),
       .doc = "Last part of a wsd schedule, in which the learning rate decays." },
-    { "train", "max_grad_norm", RUN_KEY_FLOAT, "1.0", RANGE(0, DBL_MAX), FIELD(max_grad_norm),
+    { "train", "max_grad_norm", RUN_KEY_FLOAT, "1.0", RANGE(0, 1e30), FIELD(max_grad_norm),
       .doc = "Global norm that gradients are clipped to; 0: no clipping, and updates start while "
              "backward still runs." },
     { "train", "router_bias_update_rate", RUN_KEY_FLOAT, "0", RANGE(0, 1),

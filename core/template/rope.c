@@ -32,14 +32,28 @@ static mt_status number(source *s, const char *name, double *ret)
     return status;
 }
 
+/* Far above any model's: what is larger is a slip, and would leave FP32. */
+static const double most_factor = 1e6, most_theta = 1e15, most_gain = 1000;
+
+static bool is_length(double positions)
+{
+    return positions >= 1 && positions <= INT32_MAX;
+}
+
+static mt_status read_factor(source *s, double *ret)
+{
+    mt_status status = number(s, "factor", ret);
+    if (status == MT_OK && !(*ret >= 1 && *ret <= most_factor))
+        return s->c->reject(s->c, key(s, "factor"), "must be 1 to %g, found %g", most_factor, *ret);
+    return status;
+}
+
 static mt_status scale_linear(source *s, mt_rope_attr *a)
 {
     double factor;
-    mt_status status = number(s, "factor", &factor);
+    mt_status status = read_factor(s, &factor);
     if (status != MT_OK)
         return status;
-    if (!(factor >= 1))
-        return s->c->reject(s->c, key(s, "factor"), "must be at least 1, found %g", factor);
     for (int i = 0; i < a->rotary_dim / 2; i++)
         a->inv_freq[i] /= (float)factor;
     return MT_OK;
@@ -49,16 +63,16 @@ static mt_status scale_llama3(source *s, mt_rope_attr *a)
 {
     double factor, low, high, original;
     mt_status status;
-    if ((status = number(s, "factor", &factor)) != MT_OK ||
+    if ((status = read_factor(s, &factor)) != MT_OK ||
         (status = number(s, "low_freq_factor", &low)) != MT_OK ||
         (status = number(s, "high_freq_factor", &high)) != MT_OK ||
         (status = number(s, "original_max_position_embeddings", &original)) != MT_OK)
         return status;
-    if (!(factor >= 1) || !(low > 0) || !(high > low) || !(original >= 1))
+    if (!(low > 0 && low < high && high <= most_factor) || !is_length(original))
         return s->c->reject(s->c, s->section,
-                            "expected factor >= 1, 0 < low_freq_factor < high_freq_factor and "
-                            "original_max_position_embeddings >= 1; found %g, %g, %g, %g",
-                            factor, low, high, original);
+                            "expected 0 < low_freq_factor < high_freq_factor <= %g and "
+                            "original_max_position_embeddings from 1 to %d; found %g, %g, %g",
+                            most_factor, INT32_MAX, low, high, original);
     float longest = (float)(original / low), shortest = (float)(original / high);
     for (int i = 0; i < a->rotary_dim / 2; i++) {
         float f = a->inv_freq[i], wavelength = (float)(2 * M_PI) / f;
@@ -79,10 +93,7 @@ static mt_status scale_llama3(source *s, mt_rope_attr *a)
 static mt_status scale_dynamic(source *s)
 {
     double factor;
-    mt_status status = number(s, "factor", &factor);
-    if (status == MT_OK && !(factor >= 1))
-        return s->c->reject(s->c, key(s, "factor"), "must be at least 1, found %g", factor);
-    return status;
+    return read_factor(s, &factor);
 }
 
 static double yarn_gain(double scale, double mscale)
@@ -112,10 +123,17 @@ static mt_status scale_yarn(source *s, double theta, mt_rope_attr *a)
         (status = mt_config_float(c, key(s, "mscale_all_dim"), 0, &mscale_all)) != MT_OK ||
         (status = mt_config_bool(c, key(s, "truncate"), !given->fractional, &truncate)) != MT_OK)
         return status;
-    if (!(factor >= 1) || !(original >= 1) || !(fast > slow) || !(slow > 0))
+    if (!(factor >= 1 && factor <= most_factor) || !is_length(original) ||
+        !(slow > 0 && slow < fast && fast <= most_factor))
         return c->reject(c, s->section ? s->section : "max_position_embeddings",
-                         "expected factor >= 1 and beta_fast > beta_slow > 0; found %g, %g, %g",
-                         factor, fast, slow);
+                         "expected factor from 1 to %g and 0 < beta_slow < beta_fast <= %g; found "
+                         "%g, %g, %g",
+                         most_factor, most_factor, factor, slow, fast);
+    if (!(fabs(mscale) <= most_gain && fabs(mscale_all) <= most_gain))
+        return c->reject(c, s->section,
+                         "expected mscale and mscale_all_dim of at most %g; found "
+                         "%g, %g",
+                         most_gain, mscale, mscale_all);
     double derived = mscale != 0 && mscale_all != 0
                          ? yarn_gain(factor, mscale) / yarn_gain(factor, mscale_all)
                          : yarn_gain(factor, 1);
@@ -123,8 +141,9 @@ static mt_status scale_yarn(source *s, double theta, mt_rope_attr *a)
         derived = given->attention_factor;
     if ((status = mt_config_float(c, key(s, "attention_factor"), derived, &gain)) != MT_OK)
         return status;
-    if (!(gain > 0))
-        return c->reject(c, key(s, "attention_factor"), "must be above 0, found %g", gain);
+    if (!(gain > 0 && gain <= most_gain))
+        return c->reject(c, key(s, "attention_factor"), "must be above 0, at most %g, found %g",
+                         most_gain, gain);
     a->attention_factor = (float)gain;
 
     int d = a->rotary_dim;
@@ -242,8 +261,8 @@ mt_status rope_from_config(const mt_config *c, const mt_rope_spec *spec, int64_t
         ((status = mt_config_float(c, key(&s, "rope_theta"), theta, &theta)) != MT_OK ||
          (status = mt_config_float(c, key(&s, "partial_rotary_factor"), share, &share)) != MT_OK))
         return status;
-    if (!(theta > 1))
-        return c->reject(c, theta_key, "must be above 1, found %g", theta);
+    if (!(theta > 1 && theta <= most_theta))
+        return c->reject(c, theta_key, "must be above 1, at most %g, found %g", most_theta, theta);
     if (head_dim > 2 * MT_ROPE_MAX_FREQ / share && share > 0)
         return c->reject(c, "head_dim", "%lld is too large: expected at most %d rotary columns",
                          (long long)head_dim, 2 * MT_ROPE_MAX_FREQ);

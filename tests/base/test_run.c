@@ -132,6 +132,8 @@ static void test_wrong_values(void)
           ":3:17: 'train.min_lr_ratio' must be a number from 0 to 1, found the number 2" },
         { "  learning_rate: .nan",
           ":3:18: 'train.learning_rate' must be a number from 0 to 1e+06, found the number .nan" },
+        { "  max_grad_norm: 1.0e300", ":3:18: 'train.max_grad_norm' must be a number of at most "
+                                      "1e+30, found the number 1.0e300" },
         { "  max_grad_norm: .inf", ":3:18: 'train.max_grad_norm' must be a number of at least 0, "
                                    "found the number .inf" },
         { "  lr_scheduler_type: cosin", ":3:22: 'train.lr_scheduler_type' must be one of constant, "

@@ -163,7 +163,20 @@ refuse "model_type 'ministral'" mistral $'num_hidden_layers: 1\nlayer_types: [fu
 refuse "'gelu' is not offered" gemma2 'hidden_activation: gelu'
 refuse "'use_bidirectional_attention'" gemma3_text 'use_bidirectional_attention: true'
 refuse "'attn_logit_softcapping'" gemma3_text 'attn_logit_softcapping: 50.0'
-refuse "'router_aux_loss_coef' must be at least 0, found -0.1" mixtral 'router_aux_loss_coef: -0.1'
+refuse "'router_aux_loss_coef' must be 0 to 100, found -0.1" mixtral 'router_aux_loss_coef: -0.1'
+refuse "'router_aux_loss_coef' must be 0 to 100, found 1e+300" mixtral 'router_aux_loss_coef: 1e300'
+refuse "'router_aux_loss_coef' must be a finite number, found the number .inf" mixtral 'router_aux_loss_coef: .inf'
+refuse "'aux_loss_alpha' must be 0 to 100, found 1000" deepseek_v2 'aux_loss_alpha: 1.0e3'
+refuse "'rms_norm_eps' must be 0 to 1, found 1e+06" llama 'rms_norm_eps: 1.0e6'
+refuse "'rms_norm_eps' must be a finite number, found the number .nan" llama 'rms_norm_eps: .nan'
+refuse "'initializer_range' must be 0 to 100, found 2e+30" qwen3 'initializer_range: 2.0e30'
+refuse "'query_pre_attn_scalar' must be above 0, at most 1e6, found 1e+40" gemma2 'query_pre_attn_scalar: 1.0e40'
+refuse "'final_logit_softcapping' must be above 0, at most 1e6 (or null for none), found 1e+40" gemma2 \
+    'final_logit_softcapping: 1.0e40'
+refuse "'swiglu_limit' must be above 0, at most 1e6, found 1e+40" gpt_oss 'swiglu_limit: 1.0e40'
+refuse "'routed_scaling_factor' must be above 0, at most 1000, found 1e+40" deepseek_v2 'routed_scaling_factor: 1.0e40'
+refuse "llama_4_scaling_beta' must be 0 to 100, found 1e+40" ministral3 \
+    'rope_parameters: { rope_type: default, llama_4_scaling_beta: 1.0e40 }'
 refuse "'router_jitter_noise'" mixtral 'router_jitter_noise: 0.1'
 refuse "'num_local_experts' is 5, but num_experts, which means the same, is 4" qwen3_moe \
     $'num_experts: 4\nnum_local_experts: 5'
@@ -187,7 +200,7 @@ refuse "'linear_num_key_heads' 16 must divide linear_num_value_heads 24" qwen3_n
     'linear_num_value_heads: 24'
 refuse "'sliding_attention' is not offered; expected full_attention or linear_attention" qwen3_5_text \
     $'num_hidden_layers: 1\nlayer_types: [sliding_attention]'
-refuse "'router_aux_loss_coef' must be at least 0" qwen3_5_moe_text 'router_aux_loss_coef: -1.0'
+refuse "'router_aux_loss_coef' must be 0 to 100" qwen3_5_moe_text 'router_aux_loss_coef: -1.0'
 refuse "needs 'factor' beside it" deepseek_v3 \
     'rope_scaling: { type: yarn, original_max_position_embeddings: 1024, mscale_all_dim: 1.0 }'
 refuse "'deepseek_v32'" deepseek_v32 'hidden_size: 8'

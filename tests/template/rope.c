@@ -288,6 +288,19 @@ static void refusals(void)
             "high_freq_factor");
     refused("rope_theta: 1.0\n", "rope_theta");
     refused("rope_theta: high\n", "rope_theta");
+    refused("rope_theta: 1.0e300\n", "must be above 1, at most 1e+15, found 1e+300");
+    refused("rope_scaling: {rope_type: linear, factor: 1.0e300}\n", "must be 1 to 1e+06, found");
+    refused("rope_scaling: {rope_type: dynamic, factor: 1.0e300}\n", "must be 1 to 1e+06, found");
+    refused("rope_scaling: {rope_type: yarn, factor: 1.0e300}\n",
+            "expected factor from 1 to 1e+06");
+    refused("rope_scaling: {rope_type: yarn, factor: 2.0, beta_fast: 1.0e300}\n", "<= 1e+06");
+    refused("rope_scaling: {rope_type: yarn, factor: 2.0, mscale: 1.0e300, mscale_all_dim: 1}\n",
+            "expected mscale and mscale_all_dim of at most 1000");
+    refused("rope_scaling: {rope_type: yarn, factor: 2.0, attention_factor: 1.0e300}\n",
+            "must be above 0, at most 1000");
+    refused("rope_scaling: {rope_type: llama3, factor: 8.0, low_freq_factor: 1.0,\n"
+            "  high_freq_factor: 1.0e300, original_max_position_embeddings: 8192}\n",
+            "high_freq_factor <= 1e+06");
     refused("partial_rotary_factor: 1.5\n", "partial_rotary_factor");
 }
 

@@ -156,9 +156,10 @@ static inline float mt_join_f32(uint16_t hi, int16_t lo)
 
 /* Read access to a tree of hyper-parameters: a model's config.json or YAML, or the section of a
  * run manifest that belongs to the plugin. A key may be a dotted path ("rope_scaling.factor").
- * Getters return MT_ERR_NOT_FOUND for an absent or null key and MT_ERR_INVALID for a wrong type;
- * both have set an error text that names file, line and key. A key that was asked for counts as
- * known; in run manifests, keys that nobody asked for are reported as unknown. [main] */
+ * Getters return MT_ERR_NOT_FOUND for an absent or null key and MT_ERR_INVALID for a wrong type, or
+ * for a number that is not finite; both have set an error text that names file, line and key. A key
+ * that was asked for counts as known; in run manifests, keys that nobody asked for are reported as
+ * unknown. [main] */
 typedef struct mt_config mt_config;
 struct mt_config {
     uint32_t struct_size;

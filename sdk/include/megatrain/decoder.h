@@ -73,6 +73,9 @@ typedef struct mt_decoder_attn {
     int32_t q_growth_positions; /* of mt_rope_attr, for q only */
 } mt_decoder_attn;
 
+/* A larger coefficient of an auxiliary loss is a slip: released models have 0.9 at most. */
+#define MT_BALANCE_MAX_COEF 100.0
+
 /* ---- reading hyper-parameters --------------------------------------------------------------- */
 
 /* A whole number from 1 to `most`; `unset` where the key is absent or null. [main] */
@@ -103,7 +106,22 @@ static inline mt_status mt_config_up_to(const mt_config *c, const char *key, int
     return MT_OK;
 }
 
-/* A number above 0 that null turns off (0), `unset` where the key is absent. [main] */
+/* A number from `least` to `most`; `unset` where the key is absent or null. [main] */
+static inline mt_status mt_config_number(const mt_config *c, const char *key, double unset,
+                                         double least, double most, double *ret)
+{
+    double x;
+    mt_status s = mt_config_float(c, key, unset, &x);
+    if (s != MT_OK)
+        return s;
+    if (!(x >= least && x <= most))
+        return c->reject(c, key, "must be %g to %g, found %g", least, most, x);
+    *ret = x;
+    return MT_OK;
+}
+
+/* A number above 0, at most 1e6, that null turns off (0); `unset` where the key is absent. [main]
+ */
 static inline mt_status mt_config_optional(const mt_config *c, const char *key, double unset,
                                            double *ret)
 {
@@ -111,8 +129,8 @@ static inline mt_status mt_config_optional(const mt_config *c, const char *key, 
     mt_status s = mt_config_float(c, key, mt_config_is_null(c, key) ? 0 : unset, &x);
     if (s != MT_OK)
         return s;
-    if (c->has(c, key) && !(x > 0))
-        return c->reject(c, key, "must be above 0 (or null for none), found %g", x);
+    if (c->has(c, key) && !(x > 0 && x <= 1e6))
+        return c->reject(c, key, "must be above 0, at most 1e6 (or null for none), found %g", x);
     *ret = x;
     return MT_OK;
 }
@@ -179,8 +197,8 @@ static inline mt_status mt_decoder_read(const mt_config *c, mt_decoder *d)
         (s = mt_config_count(c, "head_dim", d->head_dim, INT32_MAX, &d->head_dim)) ||
         (s = mt_config_count(c, "max_position_embeddings", d->positions, INT32_MAX,
                              &d->positions)) ||
-        (s = mt_config_float(c, "rms_norm_eps", d->norm_eps, &d->norm_eps)) ||
-        (s = mt_config_float(c, "initializer_range", d->init_std, &d->init_std)) ||
+        (s = mt_config_number(c, "rms_norm_eps", d->norm_eps, 0, 1, &d->norm_eps)) ||
+        (s = mt_config_number(c, "initializer_range", d->init_std, 0, 100, &d->init_std)) ||
         (s = mt_config_bool(c, "tie_word_embeddings", d->tied, &d->tied)))
         return s;
     if (d->heads % d->kv_heads)
@@ -226,12 +244,10 @@ static inline mt_status mt_decoder_read_balance(const mt_config *c, mt_decoder_m
                          "have; set it to false%s",
                          m->bias_name ? ": train.router_bias_update_rate balances its experts"
                                       : "");
-    if (a->mode == MT_BALANCE_HF_ALL_LAYERS) {
-        if ((s = mt_config_float(c, "router_aux_loss_coef", a->coef, &a->coef)))
-            return s;
-        if (!(a->coef >= 0))
-            return c->reject(c, "router_aux_loss_coef", "must be at least 0, found %g", a->coef);
-    }
+    if (a->mode == MT_BALANCE_HF_ALL_LAYERS &&
+        (s = mt_config_number(c, "router_aux_loss_coef", a->coef, 0, MT_BALANCE_MAX_COEF,
+                              &a->coef)))
+        return s;
     if (!wanted)
         a->coef = 0;
     return MT_OK;
