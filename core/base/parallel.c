@@ -47,18 +47,29 @@ static void *take_pieces(void *arg)
     return NULL;
 }
 
-int32_t parallel_threads(int64_t n)
+static int32_t limit(int64_t threads, int64_t n)
 {
-    int64_t cpus = machine_cpus();
-    int64_t most = cpus < PARALLEL_MAX_THREADS ? cpus : PARALLEL_MAX_THREADS;
+    int64_t most = threads < PARALLEL_MAX_THREADS ? threads : PARALLEL_MAX_THREADS;
     return (int32_t)(n < 1 ? 1 : n < most ? n : most);
 }
 
-mt_status parallel_for(int64_t n, parallel_body body, void *arg)
+int32_t parallel_threads(int64_t n)
+{
+    return limit(machine_cpus(), n);
+}
+
+int32_t parallel_io_threads(int64_t n)
+{
+    enum { LEAST = 8 };
+    int64_t twice = 2 * machine_cpus();
+    return limit(twice > LEAST ? twice : LEAST, n);
+}
+
+static mt_status run_on(int32_t threads, int64_t n, parallel_body body, void *arg)
 {
     loop l = { .body = body, .arg = arg, .n = n, .failed = n, .lock = PTHREAD_MUTEX_INITIALIZER };
     pthread_t thread[PARALLEL_MAX_THREADS];
-    int32_t want = parallel_threads(n) - 1, started = 0;
+    int32_t want = threads - 1, started = 0;
     while (started < want && pthread_create(&thread[started], NULL, take_pieces, &l) == 0)
         started++;
     take_pieces(&l);
@@ -66,4 +77,14 @@ mt_status parallel_for(int64_t n, parallel_body body, void *arg)
         pthread_join(thread[i], NULL);
     pthread_mutex_destroy(&l.lock);
     return l.status ? status_set(l.status, "%s", l.text) : MT_OK;
+}
+
+mt_status parallel_for(int64_t n, parallel_body body, void *arg)
+{
+    return run_on(parallel_threads(n), n, body, arg);
+}
+
+mt_status parallel_io(int64_t n, parallel_body body, void *arg)
+{
+    return run_on(parallel_io_threads(n), n, body, arg);
 }

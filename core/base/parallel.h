@@ -22,4 +22,9 @@ int32_t parallel_threads(int64_t n);
  * order, that failed. [any] */
 mt_status parallel_for(int64_t n, parallel_body body, void *arg);
 
+/* The same for pieces that wait for a disk: more threads than processors, so that these have work
+ * and the disk has requests to choose from. */
+int32_t parallel_io_threads(int64_t n);
+mt_status parallel_io(int64_t n, parallel_body body, void *arg);
+
 #endif

@@ -195,7 +195,7 @@ static mt_status run(batch *b)
     if (b->way->writer && !b->serial)
         qsort(b->blocks, (size_t)b->n_blocks, sizeof *b->blocks, by_turn);
     if (!b->serial)
-        status = parallel_for(b->n_blocks, pass_block_of, b);
+        status = parallel_io(b->n_blocks, pass_block_of, b);
     for (int64_t i = 0; i < b->n_blocks && b->serial && !status; i++)
         status = pass_block_of(b, i, 0);
     clear(b);
@@ -247,7 +247,7 @@ mt_status weights_pass(const weights_way *way, weights_item *items, int64_t n)
                 .serial = way->serial || (way->writer && !writes_anywhere(way->format)) };
     int64_t bytes = 0, *order = NULL;
     mt_status status =
-        weights_lanes_init(&b.lanes, b.serial ? 1 : parallel_threads(PARALLEL_MAX_THREADS));
+        weights_lanes_init(&b.lanes, b.serial ? 1 : parallel_io_threads(PARALLEL_MAX_THREADS));
     if (!status)
         status = order_items(items, n, way->writer && !b.serial, &order);
     for (int64_t i = 0; i < n && !status; i++) {

@@ -675,7 +675,7 @@ static void many_blocks(void)
 /* A store of about 80 MB: saving and loading it takes no more than the threads' buffers. */
 static void bounded_memory(void)
 {
-    const long most = (16 + 4 * parallel_threads(PARALLEL_MAX_THREADS)) * 1024;
+    const long most = (16 + 4 * parallel_io_threads(PARALLEL_MAX_THREADS)) * 1024;
     support_enter(folder);
     model *m = small_model_create_sized(true, 40000, 200);
     store *a = small_store_create(m, states, 2);
