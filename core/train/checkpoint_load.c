@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -308,6 +309,9 @@ static mt_status loading_open(loading *l, const char *files)
     mt_status status = l->format->open(files, &l->reader);
     if (status)
         return status;
+    if (l->format->struct_size >= offsetof(mt_weights, read_once) + sizeof l->format->read_once &&
+        l->format->read_once)
+        l->format->read_once(l->reader);
     l->n = l->format->count(l->reader);
     l->items = calloc((size_t)l->n + 1, sizeof *l->items);
     return l->items ? MT_OK : status_nomem("the list of tensors", (size_t)l->n * sizeof *l->items);

@@ -498,6 +498,7 @@ void st_close(void *reader)
     free(r->tensors);
     free(r->views);
     free(r->tables);
+    st_pool_destroy(r->once);
     free(r);
 }
 
@@ -546,7 +547,15 @@ const char *st_file(const void *reader, int64_t index)
 mt_status st_read_raw(const st_reader *r, const st_tensor *t, int64_t offset, int64_t n, void *dst)
 {
     const st_shard *s = &r->shards[t->shard];
-    return read_at(s, s->data + t->begin + offset, n, dst);
+    int64_t at = s->data + t->begin + offset;
+    return r->once && st_direct_read(r->once, s->fd, at, n, dst) ? MT_OK : read_at(s, at, n, dst);
+}
+
+void st_read_once(void *reader)
+{
+    st_reader *r = reader;
+    if (!r->once)
+        r->once = st_pool_create(); /* without, all is read in the ordinary way */
 }
 
 mt_status st_read(const void *reader, int64_t index, int64_t offset, int64_t n, void *dst)

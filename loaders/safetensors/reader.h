@@ -5,6 +5,7 @@
 #ifndef SAFETENSORS_READER_H
 #define SAFETENSORS_READER_H
 
+#include "direct.h"
 #include "safetensors.h"
 
 typedef struct st_shard {
@@ -48,6 +49,7 @@ typedef struct st_reader {
     st_view *views;
     int64_t n_views;
     st_tables *tables; /* NULL: nothing is quantised */
+    st_pool *once;     /* NULL: what is read may be read again */
 } st_reader;
 
 /* n bytes from byte `offset` of the tensor's data in its file. */

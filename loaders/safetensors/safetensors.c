@@ -23,6 +23,7 @@ static const mt_weights safetensors_weights = {
     .finish = st_finish,
     .abort = st_abort,
     .write_at = st_write_at,
+    .read_once = st_read_once,
 };
 
 MT_PLUGIN("safetensors", "1.0.0", "Apache-2.0", MT_WEIGHTS_INTERFACE, &safetensors_weights)

@@ -39,6 +39,7 @@ int64_t st_count(const void *reader);
 mt_status st_info(const void *reader, int64_t index, mt_tensor_info *ret);
 const char *st_file(const void *reader, int64_t index);
 mt_status st_read(const void *reader, int64_t index, int64_t offset, int64_t n, void *dst);
+void st_read_once(void *reader);
 
 /* The writing half. */
 mt_status st_create(const char *folder, const char *stem, const mt_tensor_info *list, int64_t n,

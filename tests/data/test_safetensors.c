@@ -4,7 +4,9 @@
  */
 #include "support.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 static const mt_weights *w;
@@ -274,6 +276,77 @@ static void scattered_writes(void)
     support_leave(folder);
 }
 
+/* ---- what is read once ---------------------------------------------------------------------- */
+
+static bool in_page_cache(const char *path, size_t size)
+{
+    unsigned char pages[2048] = { 0 };
+    int fd = open(path, O_RDONLY);
+    void *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    size_t n = (size + 4095) / 4096, found = 0;
+    CHECK(map != MAP_FAILED && n <= sizeof pages && mincore(map, size, pages) == 0, " ");
+    for (size_t i = 0; i < n; i++)
+        found += pages[i] & 1;
+    munmap(map, size);
+    close(fd);
+    return found > n / 2;
+}
+
+/* Writes what is not written, so that pages can be dropped; false where the disk cannot be had
+ * without the page cache. */
+static bool forget(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECT);
+    if (fd < 0)
+        return false;
+    CHECK(fdatasync(fd) == 0 && posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0, " ");
+    close(fd);
+    return true;
+}
+
+/* Past the page cache, whatever the places of the bytes are; from it, where they are there. */
+static void read_once(void)
+{
+    support_enter(folder);
+    mt_tensor_info list[] = { tensor("a", MT_F32, 1, 100001, 0), tensor("b", MT_U8, 1, 4500007, 0),
+                              tensor("c", MT_U8, 1, 300000, 0) };
+    const char *file = "model.safetensors";
+    CHECK(write_set("model", list, 3, 0, 1 << 20) == MT_OK, "%s", status_text());
+    for (int cached = 0; cached < 2; cached++) {
+        struct stat st;
+        void *r;
+        stat(file, &st);
+        bool direct = forget(file);
+        if (cached)
+            free(support_read(file, &(size_t){ 0 }));
+        CHECK(w->open(".", &r) == MT_OK, "%s", status_text());
+        w->read_once(r);
+        w->read_once(r);
+        uint8_t *data = malloc(5000000);
+        static const int64_t places[][2] = { { 0, 4500007 },
+                                             { 1, 4096 * 512 },
+                                             { 4095, 300000 },
+                                             { 4100000, 400007 },
+                                             { 17, 2 * 4096 * 512 + 1 } };
+        for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+            int64_t at = places[i][0], n = places[i][1], wrong = 0;
+            CHECK(w->read(r, 1, at, n, data) == MT_OK, "%s", status_text());
+            for (int64_t k = 0; k < n; k++)
+                wrong += data[k] != byte_of(1, at + k);
+            CHECK(wrong == 0, "%d bytes from %d on differ", (int)wrong, (int)at);
+        }
+        if (direct && !cached)
+            CHECK(!in_page_cache(file, (size_t)st.st_size), "it went through the page cache");
+        /* The end of the file goes, and is named all the same. */
+        CHECK(truncate(file, st.st_size - 100000) == 0, " ");
+        CHECK(w->read(r, 2, 0, 300000, data) == MT_ERR_IO && support_says("ends at byte"), " ");
+        w->close(r);
+        free(data);
+        CHECK(write_set("model", list, 3, 0, 1 << 20) == MT_OK, "%s", status_text());
+    }
+    support_leave(folder);
+}
+
 static void full_device(void)
 {
     void *out;
@@ -484,6 +557,7 @@ int main(int argc, char **argv)
     RUN(shards);
     RUN(abort_leaves_the_old_set);
     RUN(scattered_writes);
+    RUN(read_once);
     RUN(full_device);
     RUN(malformed);
     RUN(turned_bits);

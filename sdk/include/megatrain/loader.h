@@ -67,6 +67,9 @@ typedef struct mt_weights {
      * by several threads at a time, and not by the same writer as `write`. NULL, or behind
      * struct_size: writes come in order only, and are slower. [any] */
     mt_status (*write_at)(void *writer, int64_t index, int64_t offset, const void *data, int64_t n);
+    /* A hint before the first read: every byte is read once, so that it need not stay in the page
+     * cache. NULL, or behind struct_size: the format takes no hint. [main] */
+    void (*read_once)(void *reader);
 } mt_weights;
 
 /* ---- tokenizers ----------------------------------------------------------------------------- */
