@@ -50,14 +50,27 @@ typedef struct st_writer {
     /* Of all that changes while tensors are written. */
     pthread_mutex_t lock;
     bool failed;
+    int error; /* errno of the first failure, with the file; 0: it was of another kind */
+    const char *failed_file, *failed_doing;
 } st_writer;
 
 static mt_status io_fail(const st_writer *w, const char *file, const char *doing)
 {
     int e = errno;
     bool full = e == ENOSPC || e == EDQUOT || e == EFBIG;
-    return mt_fail(MT_ERR_IO, "%s/%s: cannot %s: %s%s", w->folder, file, doing, strerror(e),
-                   full ? "; free some space or choose another folder" : "");
+    mt_fail(MT_ERR_IO, "%s/%s: cannot %s: %s%s", w->folder, file, doing, strerror(e),
+            full ? "; free some space or choose another folder" : "");
+    errno = e;
+    return MT_ERR_IO;
+}
+
+/* The failure that other threads' writes met, so that each of them gives the same reason. */
+static mt_status fail_again(const st_writer *w)
+{
+    if (!w->error)
+        return mt_fail(MT_ERR_INVALID, "%s: an earlier write failed", w->folder);
+    errno = w->error;
+    return io_fail(w, w->failed_file, w->failed_doing);
 }
 
 static mt_status write_all(const st_writer *w, int fd, const char *file, const void *data, size_t n,
@@ -279,7 +292,7 @@ static mt_status begin_write(st_writer *w, int64_t index, int64_t offset, int64_
                              bool *ret_flush)
 {
     if (w->failed)
-        return mt_fail(MT_ERR_INVALID, "%s: an earlier write failed", w->folder);
+        return fail_again(w);
     if (index < 0 || index >= w->n)
         return mt_fail(MT_ERR_INVALID, "%s: bytes given for tensor %lld of %lld", w->folder,
                        (long long)index, (long long)w->n);
@@ -300,11 +313,24 @@ static mt_status begin_write(st_writer *w, int64_t index, int64_t offset, int64_
     return f->made ? MT_OK : start_shard(w, f);
 }
 
+/* Notes the first failure; the lock is held. */
+static void note_failure(st_writer *w, mt_status status, const st_out *f, const char *doing,
+                         int error)
+{
+    if (!status || w->failed)
+        return;
+    w->failed = true;
+    w->error = status == MT_ERR_IO ? error : 0;
+    w->failed_file = f->name;
+    w->failed_doing = doing;
+}
+
 /* The thread that writes the last bytes of a file finds it complete: nobody else uses it then. */
-static bool end_write(st_writer *w, st_out *f, int64_t n, mt_status status)
+static bool end_write(st_writer *w, st_out *f, int64_t n, mt_status status, const char *doing,
+                      int error)
 {
     pthread_mutex_lock(&w->lock);
-    w->failed |= status != MT_OK;
+    note_failure(w, status, f, doing, error);
     f->written += n;
     bool complete = !w->failed && f->written == f->bytes;
     pthread_mutex_unlock(&w->lock);
@@ -317,19 +343,21 @@ mt_status st_write_at(void *writer, int64_t index, int64_t offset, const void *d
     bool flush = false;
     pthread_mutex_lock(&w->lock);
     mt_status status = begin_write(w, index, offset, n, &flush);
-    w->failed |= status != MT_OK;
+    bool known = index >= 0 && index < w->n;
+    st_out *f = &w->files[known ? w->slots[index].shard : 0];
+    note_failure(w, status, f, "begin", errno);
     pthread_mutex_unlock(&w->lock);
     if (status || n == 0)
         return status;
-    st_out *f = &w->files[w->slots[index].shard];
     status =
         write_all(w, f->fd, f->name, data, (size_t)n, f->data + w->slots[index].begin + offset);
+    int error = errno;
     if (flush && !status) /* only a hint: its failure means nothing */
         sync_file_range(f->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
-    if (!end_write(w, f, n, status))
+    if (!end_write(w, f, n, status, "write", error))
         return status;
     status = close_file(w, f);
-    end_write(w, f, 0, status);
+    end_write(w, f, 0, status, "flush", errno);
     return status;
 }
 
@@ -475,7 +503,7 @@ mt_status st_finish(void *writer)
         t++;
     mt_status status;
     if (w->failed)
-        status = mt_fail(MT_ERR_INVALID, "%s: an earlier write failed", w->folder);
+        status = fail_again(w);
     else if (t < w->n)
         status = mt_fail(MT_ERR_INVALID, "%s: tensor '%s' lacks %lld bytes", w->folder,
                          w->list[t].name, (long long)(w->list[t].bytes - w->slots[t].written));
