@@ -72,8 +72,12 @@ static human_text rate(double x, const char *unit)
         snprintf(t.s, sizeof t.s, "%.1f T%s", x * 1e-12, unit);
     else if (x >= 1e9)
         snprintf(t.s, sizeof t.s, "%.2f G%s", x * 1e-9, unit);
-    else
+    else if (x >= 1e6)
         snprintf(t.s, sizeof t.s, "%.2f M%s", x * 1e-6, unit);
+    else if (x >= 1e3)
+        snprintf(t.s, sizeof t.s, "%.2f k%s", x * 1e-3, unit);
+    else
+        snprintf(t.s, sizeof t.s, "%.*f %s", plan_rate_decimals(x), x, unit);
     return t;
 }
 

@@ -314,10 +314,11 @@ static void print_size(const report *r, const unit_size *s)
         printf("  %10s  refused: %s\n", human_grouped(s->tokens).s, s->refused);
         return;
     }
-    printf("  %10s %8s %10.3f %10.3f %10.3f %10.3f %11.3f %12.3f %8.0f%%\n",
+    printf("  %10s %8s %10.3f %10.3f %10.3f %10.3f %11.3f %12.*f %8.0f%%\n",
            human_grouped(s->tokens).s, tpl_policy_name(s->policy), s->forward * 1e3,
            s->backward * 1e3, s->in * 1e3, s->out * 1e3, seconds_at_gemm_rate(r, s) * 1e3,
-           flops_per_second(s) * 1e-12, 100 * flops_per_second(s) / r->s->profile.gemm_flops);
+           plan_rate_decimals(flops_per_second(s) * 1e-12), flops_per_second(s) * 1e-12,
+           100 * flops_per_second(s) / r->s->profile.gemm_flops);
 }
 
 static void print_unit(const report *r, const unit_bench *b)

@@ -259,7 +259,7 @@ static mt_status generate(work *w)
     double seconds = now() - from;
     if (st == MT_OK && log_has_terminal())
         log_write(MT_LOG_INFO, "%lld tokens in %s, %s tok/s", (long long)made,
-                  human_seconds(seconds).s, human_count((double)made / seconds).s);
+                  human_seconds(seconds).s, human_rate((double)made / seconds).s);
     return st;
 }
 

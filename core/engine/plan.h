@@ -103,8 +103,8 @@ void plan_destroy(plan *p); /* accepts NULL */
  * It is FP32: a plane of BF16 gradients belongs to the engine. [pure] */
 bool plan_needs_grad_plane(const plan *p);
 
-/* Decimals with which a rate in tokens/s has three digits that count, or four decimals: a large
- * model may well make less than one. [pure] */
+/* Decimals with which a rate in tokens/s has three digits that count: a large model may well make
+ * less than one. [pure] */
 int plan_rate_decimals(double rate);
 
 /* The table that `megatrain plan` prints (brief: the few lines that `train` starts with). */

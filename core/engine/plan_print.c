@@ -29,9 +29,14 @@ static const char *duration(double seconds, char *buf, size_t size)
     return buf;
 }
 
+enum { MOST_DECIMALS = 12 };
+
 int plan_rate_decimals(double rate)
 {
-    return rate >= 100 ? 0 : rate >= 10 ? 1 : rate >= 1 ? 2 : 4;
+    int decimals = 0;
+    for (double r = rate; r > 0 && r < 99.95 && decimals < MOST_DECIMALS; r *= 10)
+        decimals++;
+    return decimals;
 }
 
 typedef struct printer {

@@ -4,6 +4,8 @@
  */
 #include "human.h"
 
+#include "../engine/plan.h"
+
 #include <math.h>
 #include <stdio.h>
 
@@ -25,6 +27,15 @@ human_text human_count(double x)
 {
     static const char *const unit[] = { "", "k", "M", "B", "T", "P" };
     return scaled(x, 1000, unit, 6);
+}
+
+human_text human_rate(double x)
+{
+    human_text t;
+    if (!(x < 999.5))
+        return human_count(x);
+    snprintf(t.s, sizeof t.s, "%.*f", plan_rate_decimals(x), x);
+    return t;
 }
 
 human_text human_bytes(int64_t bytes)

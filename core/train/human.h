@@ -13,6 +13,7 @@ typedef struct human_text {
 } human_text;
 
 human_text human_count(double x);         /* 950, 12.3k, 8.03B */
+human_text human_rate(double x);          /* 0.0123, 9.50, 950, 12.3k */
 human_text human_bytes(int64_t bytes);    /* 512 B, 1.25 GiB */
 human_text human_seconds(double seconds); /* 0.42s, 59s, 2m31s, 5h07m, 3d04h */
 human_text human_grouped(int64_t x);      /* 8,030,261,248 */

@@ -196,7 +196,7 @@ static void show_progress(loop *l, const metrics_step *m)
     snprintf(line, sizeof line,
              "step %lld/%lld  loss %.4f%s  lr %.2e  norm %.2f  %s tok/s  ETA %s  RSS %s",
              (long long)m->step, (long long)l->schedule.total, m->loss, aux, m->lr, m->grad_norm,
-             human_count((double)m->tokens / m->seconds).s, human_seconds(left).s,
+             human_rate((double)m->tokens / m->seconds).s, human_seconds(left).s,
              human_bytes(m->rss).s);
     if (log_has_terminal())
         log_live(line);

@@ -215,6 +215,13 @@ static void figures_read_well(void)
     SAME(human_count(999.9), "1.00k");
     SAME(human_count(12345), "12.3k");
     SAME(human_count(8030261248.0), "8.03B");
+    SAME(human_rate(0), "0");
+    SAME(human_rate(0.000012345), "0.0000123");
+    SAME(human_rate(0.5), "0.500");
+    SAME(human_rate(9.996), "10.0");
+    SAME(human_rate(99.96), "100");
+    SAME(human_rate(999.9), "1.00k");
+    SAME(human_rate(12345), "12.3k");
     SAME(human_bytes(512), "512 B");
     SAME(human_bytes(1536), "1.50 KiB");
     SAME(human_bytes((int64_t)12 << 30), "12.0 GiB");
@@ -406,9 +413,7 @@ static void a_later_signal_ends_at_once(void)
 static void slow_rates_have_digits(void)
 {
     static const double rate[] = { 0, 0.0123, 0.5, 4.567, 45.67, 456.7, 55950 };
-    static const char *const text[] = {
-        "0.0000", "0.0123", "0.5000", "4.57", "45.7", "457", "55950"
-    };
+    static const char *const text[] = { "0", "0.0123", "0.500", "4.57", "45.7", "457", "55950" };
     for (size_t i = 0; i < sizeof rate / sizeof *rate; i++) {
         char got[32];
         snprintf(got, sizeof got, "%.*f", plan_rate_decimals(rate[i]), rate[i]);
