@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
+#include <megatrain/json.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -138,10 +139,13 @@ mt_status checkpoint_read_state(const char *folder, json_t **ret)
                           "choose another one",
                           folder);
     json_error_t error;
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    char place[PATH_MAX + 32];
+    json_t *root = mt_json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+    if (!root && error.line <= 0)
+        return status_set(MT_ERR_IO, "%s: %s", path, error.text);
     if (!root)
-        return status_set(MT_ERR_FORMAT, "%s:%d:%d: %s; the file is damaged", path, error.line,
-                          error.column, error.text);
+        return status_set(MT_ERR_FORMAT, "%s: %s; the file is damaged",
+                          mt_json_place(path, &error, place, sizeof place), error.text);
     const char *format = json_string_value(json_object_get(root, "format"));
     json_int_t version = json_integer_value(json_object_get(root, "version"));
     if (format && strcmp(format, CHECKPOINT_FORMAT) == 0 && version == CHECKPOINT_VERSION) {

@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <megatrain/json.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -354,9 +355,11 @@ static mt_status check_index(const st_reader *r, const char *index, const json_t
 static mt_status open_index(st_reader *r, const char *index)
 {
     json_error_t error;
+    char place[PATH_MAX + 32];
     json_t *root = mt_json_load_file(index, JSON_REJECT_DUPLICATES, &error);
     if (!root)
-        return mt_fail(MT_ERR_FORMAT, "%s:%d:%d: %s", index, error.line, error.column, error.text);
+        return mt_fail(error.line > 0 ? MT_ERR_FORMAT : MT_ERR_IO, "%s: %s",
+                       mt_json_place(index, &error, place, sizeof place), error.text);
     const json_t *map = json_object_get(root, "weight_map");
     mt_status status;
     if (!json_is_object(map))

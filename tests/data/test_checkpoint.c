@@ -542,6 +542,41 @@ static void read_only_folder(void)
     leave(&at);
 }
 
+/* Of a file that nobody has read, no line is named. */
+static void unreadable_files(void)
+{
+    static const char at[] = "runs/checkpoints/step-000001";
+    static const char *const files[] = { "state.json", "model.safetensors.index.json" };
+    scene s = enter();
+    store *a = s.a;
+    checkpoint_options o = s.o;
+    o.shard_bytes = 1100;
+    fill(a, 1);
+    CHECK(save_at(a, 1, &o) == MT_OK, "%s", status_text());
+    CHECK(chmod(folder, 0755) == 0, " ");
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char path[128], want[256];
+        snprintf(path, sizeof path, "%s/%s", at, files[i]);
+        snprintf(want, sizeof want, "%s: cannot read: Permission denied", path);
+        CHECK(chmod(path, 0) == 0, "%s", path);
+        fflush(NULL);
+        pid_t child = fork();
+        if (child == 0) {
+            checkpoint_state state;
+            if (geteuid() == 0 && setuid(65534) < 0)
+                _exit(77);
+            _exit(checkpoint_load(s.b, at, format, &state) == MT_ERR_IO && support_says(want) ? 0
+                                                                                              : 1);
+        }
+        int how = -1;
+        waitpid(child, &how, 0);
+        CHECK(WIFEXITED(how) && (WEXITSTATUS(how) == 0 || WEXITSTATUS(how) == 77), "%d: %s", how,
+              want);
+        CHECK(chmod(path, 0644) == 0, "%s", path);
+    }
+    leave(&s);
+}
+
 /* A file system of 256 KiB, where mounting is allowed: the save is refused before it starts. */
 static void small_disk(void)
 {
@@ -752,6 +787,7 @@ int main(int argc, char **argv)
     RUN(kill_at_any_moment);
     RUN(failing_saves);
     RUN(read_only_folder);
+    RUN(unreadable_files);
     RUN(small_disk);
     RUN(many_blocks);
     RUN(bounded_memory);

@@ -76,7 +76,7 @@ static inline json_t *mt_json_loadb(const char *text, size_t n, size_t flags, js
     return root;
 }
 
-/* A file's content; NULL when it cannot be read. */
+/* A file's content; NULL, with errno, when it cannot be read. */
 static inline char *mt_json_content_(const char *path, size_t *ret_n)
 {
     char *text = NULL;
@@ -100,27 +100,43 @@ static inline char *mt_json_content_(const char *path, size_t *ret_n)
             break;
         }
     }
+    int e = errno;
     fclose(f);
     if (good) {
         *ret_n = n;
         return text;
     }
     free(text);
+    errno = e;
     return NULL;
 }
 
-/* As json_load_file, but for integers of more than 64 bits. `error` is not NULL. [any] */
+/* As json_load_file, but for integers of more than 64 bits. `error` is not NULL; where the file
+ * cannot be read its text says why, and its line is 0. [any] */
 static inline json_t *mt_json_load_file(const char *path, size_t flags, json_error_t *error)
 {
-    json_t *root = json_load_file(path, flags, error);
-    if (root || json_error_code(error) != json_error_numeric_overflow)
-        return root;
     size_t n = 0;
     char *text = mt_json_content_(path, &n);
-    if (text)
-        root = mt_json_loadb(text, n, flags, error);
+    if (!text) {
+        memset(error, 0, sizeof *error);
+        snprintf(error->text, sizeof error->text, "cannot read: %s", strerror(errno));
+        return NULL;
+    }
+    json_t *root = mt_json_loadb(text, n, flags, error);
     free(text);
     return root;
+}
+
+/* "PATH:LINE:COLUMN", or PATH alone where nothing was read, behind which error->text fits. Returns
+ * `ret`. [pure] */
+static inline const char *mt_json_place(const char *path, const json_error_t *error, char *ret,
+                                        size_t size)
+{
+    if (error->line > 0)
+        snprintf(ret, size, "%s:%d:%d", path, error->line, error->column);
+    else
+        snprintf(ret, size, "%s", path);
+    return ret;
 }
 
 #ifdef __cplusplus
