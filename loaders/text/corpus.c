@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From chosen files to mapped ones, and from those to documents.
+ * From chosen files to documents in them. Files are read, not mapped: one that shrinks meanwhile is
+ * then an error and no SIGBUS.
  */
 #include "text.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <megatrain/files.h>
-#include <sys/mman.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -24,10 +24,68 @@ mt_status text_check_apart(const mt_config *config)
     return status;
 }
 
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static mt_status read_all(const text_file *f, int fd, int64_t at, int64_t n, uint8_t *ret)
+{
+    while (n > 0) {
+        ssize_t got = pread(fd, ret, (size_t)n, at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return mt_fail(MT_ERR_IO, "%s: cannot read at byte %lld: %s", f->path, (long long)at,
+                           strerror(errno));
+        if (got == 0)
+            return mt_fail(MT_ERR_IO,
+                           "%s: has become shorter than the %lld bytes that it had; leave the data "
+                           "alone while it is trained on, and resume with what it was",
+                           f->path, (long long)f->size);
+        ret += got;
+        at += got;
+        n -= got;
+    }
+    return MT_OK;
+}
+
+static mt_status read_file(const text_file *f, int64_t at, int64_t n, uint8_t *ret)
+{
+    if (f->fd >= 0)
+        return read_all(f, f->fd, at, n, ret);
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return mt_fail(MT_ERR_IO, "%s: cannot open: %s; put it back, and resume", f->path,
+                       strerror(errno));
+    mt_status status = read_all(f, fd, at, n, ret);
+    close(fd);
+    return status;
+}
+
+mt_status text_corpus_read(const text_corpus *c, const text_doc *doc, int64_t start, int64_t n,
+                           uint8_t *ret)
+{
+    return read_file(&c->files[doc->file], doc->start + start, n, ret);
+}
+
 /* ---- finding documents ---------------------------------------------------------------------- */
 
-static mt_status add_doc(text_corpus *c, const uint8_t *bytes, int64_t n, int64_t inputs)
+/* Documents are looked for in blocks of a file. */
+enum { BLOCK = 1 << 20 };
+
+/* A file whose documents are being found. */
+typedef struct search {
+    text_corpus *c;
+    const text_file *file;
+    int64_t inputs; /* most inputs of a piece */
+    int64_t first;  /* byte at which text begins */
+    uint8_t *block;
+    int64_t room;
+} search;
+
+/* Of the file's bytes start .. end-1. */
+static mt_status add_doc(const search *s, int64_t start, int64_t end)
 {
+    text_corpus *c = s->c;
+    int64_t n = end - start;
     if (n < 2) {
         c->skipped += n;
         return MT_OK;
@@ -40,25 +98,42 @@ static mt_status add_doc(text_corpus *c, const uint8_t *bytes, int64_t n, int64_
         c->docs = grown;
         c->cap_docs = cap;
     }
-    c->docs[c->n_docs++] = (text_doc){ bytes, n, c->n_maps - 1, c->n_pieces };
-    c->n_pieces += (n - 1 + inputs - 1) / inputs;
+    c->docs[c->n_docs++] = (text_doc){ start, n, s->file - c->files, c->n_pieces };
+    c->n_pieces += (n - 1 + s->inputs - 1) / s->inputs;
     return MT_OK;
 }
 
-/* Documents end where the literal text stands; it belongs to none. */
-static mt_status split_literal(text_corpus *c, const uint8_t *p, int64_t n, const char *separator,
-                               int64_t inputs)
+/* Reads the block at byte `at`; `ret_n` gets how long it is. */
+static mt_status read_block(const search *s, int64_t at, int64_t *ret_n)
 {
-    size_t k = strlen(separator);
-    const uint8_t *end = p + n;
+    int64_t left = s->file->size - at;
+    *ret_n = left < s->room ? left : s->room;
+    return read_file(s->file, at, *ret_n, s->block);
+}
+
+/* Documents end where the literal text stands; it belongs to none. */
+static mt_status split_literal(const search *s, const char *separator)
+{
+    const int64_t k = (int64_t)strlen(separator), size = s->file->size;
     mt_status status = MT_OK;
-    while (p < end && !status) {
-        const uint8_t *hit = memmem(p, (size_t)(end - p), separator, k);
-        const uint8_t *stop = hit ? hit : end;
-        status = add_doc(c, p, stop - p, inputs);
-        p = hit ? hit + k : end;
+    int64_t start = s->first, n = 0;
+    for (int64_t at = s->first; at < size && !status;) {
+        int64_t done = 0;
+        const uint8_t *hit;
+        status = read_block(s, at, &n);
+        while (!status &&
+               (hit = memmem(s->block + done, (size_t)(n - done), separator, (size_t)k))) {
+            int64_t place = hit - s->block;
+            status = add_doc(s, start, at + place);
+            done = place + k;
+            start = at + done;
+        }
+        /* One may begin in this block and end in the next. */
+        if (at + n == size)
+            break;
+        at += done > n - k + 1 ? done : n - k + 1;
     }
-    return status;
+    return status ? status : add_doc(s, start, size);
 }
 
 static bool is_blank(const uint8_t *p, const uint8_t *end)
@@ -69,55 +144,81 @@ static bool is_blank(const uint8_t *p, const uint8_t *end)
 }
 
 /* Documents are runs of lines that hold more than white space, line ends included. */
-static mt_status split_blank_lines(text_corpus *c, const uint8_t *p, int64_t n, int64_t inputs)
+static mt_status split_blank_lines(const search *s)
 {
-    const uint8_t *end = p + n, *start = NULL;
+    const int64_t size = s->file->size;
     mt_status status = MT_OK;
-    while (p < end && !status) {
-        const uint8_t *newline = memchr(p, '\n', (size_t)(end - p));
-        const uint8_t *next = newline ? newline + 1 : end;
-        if (!is_blank(p, next)) {
-            start = start ? start : p;
-        } else if (start) {
-            status = add_doc(c, start, p - start, inputs);
-            start = NULL;
+    int64_t start = -1, line = s->first, n = 0; /* of the document, -1: between two; of the line */
+    bool blank = true;                          /* the line so far */
+    for (int64_t at = s->first; at < size && !status; at += n) {
+        status = read_block(s, at, &n);
+        const uint8_t *end = s->block + n;
+        for (const uint8_t *p = s->block, *next; p < end && !status; p = next) {
+            const uint8_t *newline = memchr(p, '\n', (size_t)(end - p));
+            next = newline ? newline + 1 : end;
+            blank = blank && is_blank(p, next);
+            if (!newline && at + n < size)
+                break; /* the line goes on in the next block */
+            if (!blank) {
+                start = start < 0 ? line : start;
+            } else if (start >= 0) {
+                status = add_doc(s, start, line);
+                start = -1;
+            }
+            line = at + (next - s->block);
+            blank = true;
         }
-        p = next;
     }
-    return status || !start ? status : add_doc(c, start, end - start, inputs);
+    return status || start < 0 ? status : add_doc(s, start, size);
 }
 
 /* Bytes of the mark of byte order that some editors write: 3 or none. */
-static int64_t mark_bytes(const uint8_t *p, int64_t n)
+static mt_status mark_bytes(const text_file *f, int64_t *ret)
 {
-    return n >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    uint8_t head[3] = { 0 };
+    mt_status status = f->size < 3 ? MT_OK : read_file(f, 0, sizeof head, head);
+    *ret = memcmp(head, "\xef\xbb\xbf", sizeof head) == 0 ? (int64_t)sizeof head : 0;
+    return status;
 }
 
-/* Descriptors are few: beyond these, files are trusted to stay as they are. */
+static mt_status find_docs(text_corpus *c, const text_file *file, const char *separator,
+                           int64_t inputs)
+{
+    const int64_t longest = 2 * (int64_t)strlen(separator);
+    search s = {
+        .c = c, .file = file, .inputs = inputs, .room = longest > BLOCK ? longest : BLOCK
+    };
+    mt_status status = mark_bytes(file, &s.first);
+    if (status)
+        return status;
+    if (strcmp(separator, "none") == 0)
+        return add_doc(&s, s.first, file->size);
+    if (!(s.block = malloc((size_t)s.room)))
+        return mt_fail_nomem();
+    status =
+        strcmp(separator, "blank_line") == 0 ? split_blank_lines(&s) : split_literal(&s, separator);
+    free(s.block);
+    return status;
+}
+
+/* Descriptors are few: beyond these, files are opened when they are read. */
 enum { MOST_OPEN = 256 };
 
-static mt_status map_file(const mt_config *config, const char *key, const mt_file *s,
-                          bool stay_open, text_map *ret)
+static mt_status open_file(const mt_config *config, const char *key, const mt_file *s,
+                           bool stay_open, text_file *ret)
 {
     int fd = open(s->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return config->reject(config, key, "'%s': cannot open: %s; make it readable", s->path,
                               strerror(errno));
-    void *base = mmap(NULL, (size_t)s->size, PROT_READ, MAP_PRIVATE, fd, 0);
-    int e = errno;
-    char *path = base == MAP_FAILED ? NULL : strdup(s->path);
+    char *path = strdup(s->path);
     if (!path || !stay_open) {
         close(fd);
         fd = -1;
     }
-    if (base == MAP_FAILED)
-        return mt_fail(MT_ERR_IO, "%s: cannot map %lld bytes: %s", s->path, (long long)s->size,
-                       strerror(e));
-    if (!path) {
-        munmap(base, (size_t)s->size);
+    if (!path)
         return mt_fail_nomem();
-    }
-    *ret = (text_map){ base, (size_t)s->size, fd, path };
+    *ret = (text_file){ s->size, fd, path };
     return MT_OK;
 }
 
@@ -129,24 +230,16 @@ mt_status text_corpus_open(const mt_config *config, const char *key, const char 
     mt_status status = mt_files_choose(config, key, &l);
     if (status)
         goto out;
-    c.maps = calloc((size_t)l.n + 1, sizeof *c.maps);
-    if (!c.maps) {
+    c.files = calloc((size_t)l.n + 1, sizeof *c.files);
+    if (!c.files) {
         status = mt_fail_nomem();
         goto out;
     }
     for (int64_t i = 0; i < l.n && !status; i++) {
-        if ((status = map_file(config, key, &l.items[i], i < MOST_OPEN, &c.maps[i])))
+        if ((status = open_file(config, key, &l.items[i], i < MOST_OPEN, &c.files[i])))
             break;
-        c.n_maps++;
-        const uint8_t *bytes = c.maps[i].base;
-        int64_t mark = mark_bytes(bytes, l.items[i].size), n = l.items[i].size - mark;
-        bytes += mark;
-        if (strcmp(separator, "none") == 0)
-            status = add_doc(&c, bytes, n, inputs);
-        else if (strcmp(separator, "blank_line") == 0)
-            status = split_blank_lines(&c, bytes, n, inputs);
-        else
-            status = split_literal(&c, bytes, n, separator, inputs);
+        c.n_files++;
+        status = find_docs(&c, &c.files[i], separator, inputs);
     }
     if (!status && c.n_docs == 0)
         status = config->reject(config, key,
@@ -166,46 +259,58 @@ out:
 
 void text_corpus_close(text_corpus *c)
 {
-    for (int64_t i = 0; i < c->n_maps; i++) {
-        munmap(c->maps[i].base, c->maps[i].size);
-        if (c->maps[i].fd >= 0)
-            close(c->maps[i].fd);
-        free(c->maps[i].path);
+    for (int64_t i = 0; i < c->n_files; i++) {
+        if (c->files[i].fd >= 0)
+            close(c->files[i].fd);
+        free(c->files[i].path);
     }
-    free(c->maps);
+    free(c->files);
     free(c->docs);
     *c = (text_corpus){ 0 };
 }
 
+/* ---- the hash -------------------------------------------------------------------------------- */
+
 /* Of a larger file, so many bytes at so many evenly spaced places. */
 enum { HASH_WHOLE = 256 << 20, HASH_PLACES = 256, HASH_BYTES = 1 << 20 };
+
+static mt_status hash_whole(const text_file *f, uint8_t *block, XXH3_state_t *state, uint64_t *hash)
+{
+    mt_status status = MT_OK;
+    XXH3_64bits_reset_withSeed(state, *hash);
+    for (int64_t at = 0; at < f->size && !status; at += HASH_BYTES) {
+        int64_t n = f->size - at < HASH_BYTES ? f->size - at : HASH_BYTES;
+        if (!(status = read_file(f, at, n, block)))
+            XXH3_64bits_update(state, block, (size_t)n);
+    }
+    *hash = XXH3_64bits_digest(state);
+    return status;
+}
+
+static mt_status hash_places(const text_file *f, uint8_t *block, uint64_t *hash)
+{
+    mt_status status = MT_OK;
+    for (int64_t k = 0; k < HASH_PLACES && !status; k++) {
+        int64_t at = (f->size - HASH_BYTES) / (HASH_PLACES - 1) * k;
+        if (!(status = read_file(f, at, HASH_BYTES, block)))
+            *hash = XXH3_64bits_withSeed(block, HASH_BYTES, *hash);
+    }
+    return status;
+}
 
 uint64_t text_corpus_hash(const text_corpus *c)
 {
     uint64_t hash = 0; /* each is the seed of the next */
-    for (int64_t i = 0; i < c->n_maps; i++) {
-        const text_map *m = &c->maps[i];
-        const char *bytes = m->base;
-        hash = XXH3_64bits_withSeed(&m->size, sizeof m->size, hash);
-        if (m->size <= HASH_WHOLE) {
-            hash = XXH3_64bits_withSeed(bytes, m->size, hash);
-            continue;
-        }
-        for (size_t k = 0; k < HASH_PLACES; k++)
-            hash = XXH3_64bits_withSeed(bytes + (m->size - HASH_BYTES) / (HASH_PLACES - 1) * k,
-                                        HASH_BYTES, hash);
+    XXH3_state_t *state = XXH3_createState();
+    uint8_t *block = malloc(HASH_BYTES);
+    mt_status status = state && block ? MT_OK : mt_fail_nomem();
+    for (int64_t i = 0; i < c->n_files && !status; i++) {
+        const text_file *f = &c->files[i];
+        hash = XXH3_64bits_withSeed(&f->size, sizeof f->size, hash);
+        status = f->size <= HASH_WHOLE ? hash_whole(f, block, state, &hash)
+                                       : hash_places(f, block, &hash);
     }
-    return hash;
-}
-
-mt_status text_corpus_check(const text_corpus *c, const text_doc *doc)
-{
-    const text_map *m = &c->maps[doc->map];
-    struct stat st;
-    if (m->fd < 0 || (fstat(m->fd, &st) == 0 && st.st_size >= (int64_t)m->size))
-        return MT_OK;
-    return mt_fail(MT_ERR_IO,
-                   "%s: has become shorter than the %zu bytes that it had; leave the data alone "
-                   "while it is trained on, and resume with what it was",
-                   m->path, m->size);
+    free(block);
+    XXH3_freeState(state);
+    return status ? 0 : hash;
 }

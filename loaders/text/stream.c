@@ -21,6 +21,7 @@ typedef struct text_stream {
     int64_t targets;  /* of this rank in an epoch */
     int64_t epoch, index;
     int32_t *tokens; /* [inputs + 1] */
+    uint8_t *bytes;  /* [inputs + 1] */
 } text_stream;
 
 /* ---- order ---------------------------------------------------------------------------------- */
@@ -53,13 +54,14 @@ static const text_doc *doc_of_piece(const text_corpus *c, int64_t piece)
     return &c->docs[low];
 }
 
-static const text_doc *locate(const text_stream *t, int64_t piece, const uint8_t **ret_bytes,
+/* The document that a piece belongs to, where in it the piece starts, and how long it is. */
+static const text_doc *locate(const text_stream *t, int64_t piece, int64_t *ret_start,
                               int64_t *ret_n)
 {
     const text_doc *d = doc_of_piece(&t->corpus, piece);
     int64_t start = (piece - d->first_piece) * t->inputs;
     int64_t left = d->n - start;
-    *ret_bytes = d->bytes + start;
+    *ret_start = start;
     *ret_n = left < t->inputs + 1 ? left : t->inputs + 1;
     return d;
 }
@@ -70,11 +72,10 @@ static const text_doc *locate(const text_stream *t, int64_t piece, const uint8_t
  * shorter pieces changes from epoch to epoch: then it is the mean, rounded. */
 static int64_t count_targets(const text_stream *t)
 {
-    const uint8_t *bytes;
-    int64_t n, sum = 0;
+    int64_t start, n, sum = 0;
     bool fixed = t->split == MT_SPLIT_VALIDATION;
     for (int64_t i = fixed ? t->rank : 0; i < t->pieces; i += fixed ? t->world : 1) {
-        locate(t, piece_of_split(t, i), &bytes, &n);
+        locate(t, piece_of_split(t, i), &start, &n);
         sum += n - 1;
     }
     return fixed || t->world == 1 ? sum
@@ -160,7 +161,8 @@ mt_status text_open(const mt_data_request *request, void **ret_stream)
         goto out;
     t->targets = count_targets(t);
     t->tokens = malloc((size_t)(max_seq_len + 1) * sizeof *t->tokens);
-    if (!t->tokens)
+    t->bytes = malloc((size_t)(max_seq_len + 1));
+    if (!t->tokens || !t->bytes)
         status = mt_fail_nomem();
 out:
     if (status)
@@ -177,6 +179,7 @@ void text_close(void *stream)
         return;
     text_corpus_close(&t->corpus);
     free(t->tokens);
+    free(t->bytes);
     free(t);
 }
 
@@ -197,13 +200,13 @@ mt_status text_next(void *stream, mt_document *ret)
         t->index = 0;
     }
     int64_t piece = piece_at(t, t->epoch, t->index++);
-    const uint8_t *bytes;
-    int64_t n;
-    mt_status status = text_corpus_check(&t->corpus, locate(t, piece, &bytes, &n));
+    int64_t start, n;
+    const text_doc *doc = locate(t, piece, &start, &n);
+    mt_status status = text_corpus_read(&t->corpus, doc, start, n, t->bytes);
     if (status)
         return status;
     for (int64_t i = 0; i < n; i++)
-        t->tokens[i] = bytes[i];
+        t->tokens[i] = t->bytes[i];
     *ret = (mt_document){ .tokens = t->tokens, .n = n, .id = piece };
     return MT_OK;
 }

@@ -2,7 +2,7 @@
  *
  * The text loader: plain text files as streams of bytes, one token a byte.
  *
- * corpus.c maps the files and finds the documents in them; stream.c cuts documents into pieces,
+ * corpus.c reads the files and finds the documents in them; stream.c cuts documents into pieces,
  * splits off the validation pieces, and orders and deals the rest; text.c is the plugin and the
  * byte tokenizer.
  *
@@ -23,41 +23,41 @@
 
 enum { TEXT_VOCAB = 256 };
 
-/* A document: a stretch of a mapped file. */
+/* A document: a stretch of a file. */
 typedef struct text_doc {
-    const uint8_t *bytes;
-    int64_t n;
-    int64_t map;         /* the file that it lies in */
+    int64_t start, n;    /* bytes */
+    int64_t file;        /* that it lies in */
     int64_t first_piece; /* number of pieces of the documents before this one */
 } text_doc;
 
-typedef struct text_map {
-    void *base;
-    size_t size;
-    int fd;     /* open while few are, so that the file can be asked for its size; else -1 */
-    char *path; /* for messages */
-} text_map;
+typedef struct text_file {
+    int64_t size; /* when it was opened */
+    int fd;       /* open while few are; else -1, and opened for every read */
+    char *path;
+} text_file;
 
 typedef struct text_corpus {
-    text_map *maps;
-    int64_t n_maps;
+    text_file *files;
+    int64_t n_files;
     text_doc *docs; /* each of at least 2 bytes, so that it has a target */
     int64_t n_docs, cap_docs;
     int64_t n_pieces; /* of all documents */
     int64_t skipped;  /* documents of a single byte: nothing to predict */
 } text_corpus;
 
-/* Reads key `key` (a file, a pattern, or a list of them) of the data section, maps the files and
+/* Reads key `key` (a file, a pattern, or a list of them) of the data section, opens the files and
  * finds the documents. `separator` is "none", "blank_line" or a literal text. Pieces hold at most
  * `inputs` + 1 bytes and share one byte with the next. */
 mt_status text_corpus_open(const mt_config *config, const char *key, const char *separator,
                            int64_t inputs, text_corpus *ret);
 void text_corpus_close(text_corpus *c);
 
-/* Fails when the document's file has become shorter: reading what is gone would end the process. */
-mt_status text_corpus_check(const text_corpus *c, const text_doc *doc);
+/* Bytes start .. start+n-1 of the document. Fails where its file has become shorter. [any] */
+mt_status text_corpus_read(const text_corpus *c, const text_doc *doc, int64_t start, int64_t n,
+                           uint8_t *ret);
 
-/* Hash of what is in the files, in their order; samples those that are large. */
+/* Hash of what is in the files, in their order; samples those that are large. 0: it cannot be had.
+ */
 uint64_t text_corpus_hash(const text_corpus *c);
 
 /* Fails when a file is chosen by both keys: validation would measure what was trained on. */

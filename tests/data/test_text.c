@@ -4,6 +4,8 @@
  */
 #include "support.h"
 
+#include <pthread.h>
+
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -315,6 +317,127 @@ static void a_file_that_shrinks(void)
     support_leave(folder);
 }
 
+static void *shrink_and_grow(void *stop)
+{
+    while (!*(_Atomic bool *)stop) {
+        CHECK(truncate("shrinks.txt", 10) == 0, " ");
+        CHECK(truncate("shrinks.txt", 1 << 20) == 0, " ");
+    }
+    return NULL;
+}
+
+/* Whenever it happens it is an error, and the process goes on. */
+static void a_file_that_shrinks_at_any_time(void)
+{
+    support_enter(folder);
+    write_numbers("shrinks.txt", 1 << 20);
+    const support_config c = SUPPORT_CONFIG("files", "shrinks.txt", "validation_split", "0");
+    void *s = must_open(&c, MT_SPLIT_TRAIN, 4096, 1, 0, 1);
+    _Atomic bool stop = false;
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, shrink_and_grow, &stop) == 0, " ");
+    int good = 0, bad = 0;
+    for (int i = 0; i < 20000 || (i < 2000000 && (!good || !bad)); i++) {
+        mt_document doc;
+        mt_status status = d->next(s, &doc);
+        CHECK(status == MT_OK || status == MT_ERR_IO, "%d", status);
+        good += status == MT_OK;
+        bad += status == MT_ERR_IO;
+    }
+    stop = true;
+    pthread_join(thread, NULL);
+    CHECK(good && bad, "%d read, %d refused", good, bad);
+    d->close(s);
+    support_leave(folder);
+}
+
+/* Those behind the first 256 are opened for every read. */
+static void many_files(void)
+{
+    enum { FILES = 260 };
+    char name[32];
+    support_enter(folder);
+    for (int i = 0; i < FILES; i++) {
+        snprintf(name, sizeof name, "%03d.txt", i);
+        write_numbers(name, 20 + i);
+    }
+    const support_config c = SUPPORT_CONFIG("files", "*.txt", "validation_split", "0");
+    void *s = must_open(&c, MT_SPLIT_TRAIN, 512, 1, 0, 1);
+    mt_document doc;
+    CHECK(documents(s) == FILES, "%d", (int)documents(s));
+    for (int i = 0; i < FILES; i++) {
+        size_t size;
+        CHECK(d->next(s, &doc) == MT_OK, "%s", status_text());
+        snprintf(name, sizeof name, "%03d.txt", (int)doc.id);
+        char *raw = support_read(name, &size);
+        bool same = (int64_t)size == doc.n;
+        for (int64_t k = 0; k < doc.n && same; k++)
+            same = doc.tokens[k] == (uint8_t)raw[k];
+        CHECK(same, "%s", name);
+        free(raw);
+    }
+    for (int i = 256; i < FILES; i++) {
+        snprintf(name, sizeof name, "%03d.txt", i);
+        CHECK(i % 2 ? truncate(name, 3) == 0 : unlink(name) == 0, "%s", name);
+    }
+    int refused = 0;
+    for (int i = 0; i < FILES; i++)
+        refused +=
+            d->next(s, &doc) == MT_ERR_IO && (support_says("shorter") || support_says("open"));
+    CHECK(refused == FILES - 256, "%d", refused);
+    d->close(s);
+    support_leave(folder);
+}
+
+/* Separators of all kinds of places in a file of several blocks, those across two among them: the
+ * documents are the parts between the places where the text was put together. */
+static void separators_across_blocks(void)
+{
+    enum { SIZE = 3 << 20, MOST = 400000 };
+    support_enter(folder);
+    char *text = malloc(SIZE + 200);
+    int64_t *start = malloc(MOST * sizeof *start), *length = malloc(MOST * sizeof *length);
+    for (int lines = 0; lines < 2; lines++) {
+        int64_t n = 0, docs = 0;
+        uint32_t x = 7;
+        while (n < SIZE && docs < MOST) {
+            x = x * 1664525 + 1013904223;
+            start[docs] = n;
+            for (uint32_t k = 2 + (x >> 20) % (docs % 50 ? 30 : 90); k > 0; k--)
+                text[n++] = "abc-=d e"[(x >> k % 24) % 8];
+            text[n - 1] = 'z';
+            n += lines ? 1 : 0;
+            if (lines)
+                text[n - 1] = '\n';
+            length[docs] = n - start[docs];
+            docs++;
+            memcpy(text + n, lines ? " \t\n\n" : "--=--", lines ? 4 : 5);
+            n += lines ? 4 : 5;
+        }
+        support_write("docs.txt", text, (size_t)n);
+        support_write("other.txt", "ab", 2);
+        const support_config c =
+            SUPPORT_CONFIG("files", "other.txt", "validation_files", "docs.txt",
+                           "document_separator", lines ? "blank_line" : "--=--");
+        void *s = must_open(&c, MT_SPLIT_VALIDATION, 100, 1, 0, 1);
+        CHECK(documents(s) == docs, "%d documents, expected %d", (int)documents(s), (int)docs);
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < docs; i++) {
+            mt_document doc = { 0 };
+            CHECK(d->next(s, &doc) == MT_OK, "%s", status_text());
+            wrong += doc.n != length[i];
+            for (int64_t k = 0; k < doc.n && doc.n == length[i]; k++)
+                wrong += doc.tokens[k] != (uint8_t)text[start[i] + k];
+        }
+        CHECK(wrong == 0, "%d differences", (int)wrong);
+        d->close(s);
+    }
+    free(text);
+    free(start);
+    free(length);
+    support_leave(folder);
+}
+
 static void messages(void)
 {
     support_enter(folder);
@@ -403,6 +526,9 @@ int main(int argc, char **argv)
     RUN(patterns);
     RUN(messages);
     RUN(a_file_that_shrinks);
+    RUN(a_file_that_shrinks_at_any_time);
+    RUN(many_files);
+    RUN(separators_across_blocks);
     RUN(byte_tokenizer);
     return check_done();
 }
