@@ -71,6 +71,8 @@ static mt_status evaluate(run_manifest *run, const char *checkpoint, session *s)
     }
     st = choose_weights(run, s, checkpoint, path);
     if (st == MT_OK)
+        st = session_check_model(s, path);
+    if (st == MT_OK)
         st = session_start(s, &(session_engine_options){ 0 });
     if (st == MT_OK)
         st = session_load_weights(s, path, 0);

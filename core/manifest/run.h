@@ -151,6 +151,12 @@ mt_status model_source_open(const char *path, model_source *ret);
  * model is configured. Hugging Face folders carry keys of many other programs and always pass. */
 mt_status model_source_check_keys(const model_source *s);
 void model_source_close(model_source *s);
+/* Fails where a hyper-parameter that the architecture has asked for is another one than that of
+ * `then`, and names each with both values and the place of the first. `now` is configured; facts
+ * for other programs (architectures, token ids ...) do not count. */
+mt_status model_source_check_same(const model_source *now, const model_source *then);
+/* Is a key of hyper-parameters such a fact, or one of how they are written down? [pure] */
+bool model_source_is_fact(const char *key);
 /* Writes config.json: the hyper-parameters as they were read, plus model_type and architectures,
  * and without the quantisation, which loading has undone. `dtype` is that of the weights beside it
  * ("bfloat16"), `chat_format` what conversations were trained in, by name or, as a map, spelled

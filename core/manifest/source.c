@@ -151,6 +151,22 @@ static const char *const facts[] = {
     "pad_token_id",  "chat_format", "use_cache",   "transformers_version", NULL
 };
 
+/* Keys of a description that its copy in a checkpoint does not have. */
+static const char *const not_hyper[] = { "arch", "config", "text_config", "quantization_config",
+                                         NULL };
+
+static bool is_among(const char *const *list, const char *key)
+{
+    while (*list && strcmp(*list, key) != 0)
+        list++;
+    return *list != NULL;
+}
+
+bool model_source_is_fact(const char *key)
+{
+    return is_among(facts, key) || is_among(not_hyper, key);
+}
+
 mt_status model_source_check_keys(const model_source *s)
 {
     size_t n = strlen(s->label);
@@ -195,9 +211,6 @@ static bool append_text(config *c, node *map, const char *key, node_mark mark, c
 mt_status model_source_write_config(const model_source *s, const char *folder, const char *dtype,
                                     const char *chat_format, const mt_config *spelled_out)
 {
-    /* Weights are written dequantised. */
-    static const char *const not_hyper[] = { "arch", "config", "text_config", "quantization_config",
-                                             NULL };
     config *c = s->config;
     node_mark mark = c->root->mark;
     char path[4096], name[NAME_SIZE];
@@ -219,7 +232,8 @@ mt_status model_source_write_config(const model_source *s, const char *folder, c
         (spelled_out && !node_append(c, map, "chat_format", mark, config_node(spelled_out, ""))) ||
         !node_append(c, list, NULL, mark, class) ||
         !node_append(c, map, "architectures", mark, given ? given->value : list) ||
-        !node_append(c, map, "model_type", mark, type) || !node_inherit(c, map, hyper, not_hyper))
+        !node_append(c, map, "model_type", mark, type) ||
+        !node_inherit(c, map, hyper, not_hyper)) /* weights are written dequantised */
         return MT_ERR_NOMEM;
     return node_write_json(map, path);
 }

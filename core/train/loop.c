@@ -460,6 +460,9 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
     st = run_folder_open(run, &l.folder, &l.metrics);
     if (st == MT_OK)
         st = session_format(&l.format);
+    if (st == MT_OK && l.folder.resume[0] &&
+        (st = session_check_model(s, l.folder.resume)) != MT_OK)
+        st = status_prefix(st, "cannot resume");
     if (st == MT_OK)
         st = session_start(s, options);
     if (st == MT_OK)

@@ -7,7 +7,8 @@
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
 #include "../base/status.h"
-#include "checkpoint.h"
+#include "checkpoint_files.h"
+#include "files.h"
 #include "groups.h"
 
 #include <stdio.h>
@@ -129,6 +130,32 @@ mt_status session_open_model(session *s, const char *path)
     s->arch = table;
     st = model_create(s->arch, s->source.hyper, &s->model);
     return st == MT_OK ? model_source_check_keys(&s->source) : st;
+}
+
+mt_status session_check_model(const session *s, const char *path)
+{
+    model_source then = { 0 };
+    char file[SESSION_PATH];
+    snprintf(file, sizeof file, "%s/" CHECKPOINT_STATE_FILE, path);
+    mt_status st = files_is_file(file) ? model_source_open(path, &then) : MT_ERR_NOT_FOUND;
+    if (st == MT_ERR_NOT_FOUND)
+        return MT_OK;
+    if (st != MT_OK) {
+        log_write(MT_LOG_WARNING, "cannot compare the model with that of %s: %s", path,
+                  status_text());
+        return MT_OK;
+    }
+    st = model_source_check_same(&s->source, &then);
+    model_source_close(&then);
+    if (st == MT_OK)
+        return MT_OK;
+    char text[2048];
+    snprintf(text, sizeof text, "%s", status_text());
+    return status_set(st,
+                      "%s when %s was saved; put back what was, or, to go on with the changed "
+                      "model, change %s/config.json too, or start anew from its weights (model: "
+                      "%s) in another output_dir",
+                      text, path, path, path);
 }
 
 mt_status session_open_optim(session *s, const run_manifest *run)

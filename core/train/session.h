@@ -104,6 +104,11 @@ mt_status session_open_run_device(session *s, const run_manifest *run);
  * no device. */
 mt_status session_open_model(session *s, const char *path);
 
+/* Is it the model that it was when the checkpoint at `path` was saved? Its config.json says what
+ * that was; without one (or with one that cannot be read: a warning) nobody knows. Anything but a
+ * checkpoint passes. */
+mt_status session_check_model(const session *s, const char *path);
+
 mt_status session_open_optim(session *s, const run_manifest *run);
 
 /* The plugin whose tokenizer to open `path` with: the first one that can read it; where there is

@@ -340,6 +340,58 @@ static void test_sources(void)
     CHECK(!m.config);
 }
 
+/* What an architecture might ask of it. */
+static void ask(const model_source *m)
+{
+    static const char *const keys[] = { "hidden_size",         "layer_types.0", "rope_scaling",
+                                        "rope_scaling.factor", "eps",           "absent" };
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        m->hyper->has(m->hyper, keys[i]);
+}
+
+/* Which keys differ, as the message has it; "" for none. */
+static void expect_differences(const char *then, const char *now, const char *want)
+{
+    model_source a = { 0 }, b = { 0 };
+    char text[512];
+    snprintf(text, sizeof text, "model_type: x\n%s", then);
+    write_file("then.yaml", text);
+    snprintf(text, sizeof text, "arch: x\n%s", now);
+    write_file("now.yaml", text);
+    open_source("then.yaml", &a);
+    open_source("now.yaml", &b);
+    ask(&b);
+    mt_status status = model_source_check_same(&b, &a);
+    CHECK((status == MT_OK) == (*want == '\0'), "%s: %s", now, status_text());
+    if (status)
+        CHECK(strstr(status_text(), "now.yaml:") && strstr(status_text(), want), "%s, expected %s",
+              status_text(), want);
+    model_source_close(&a);
+    model_source_close(&b);
+}
+
+static void test_same_source(void)
+{
+    const char *then = "hidden_size: 64\neps: 1.0e-5\nlayer_types: [a, b]\n"
+                       "rope_scaling: {factor: 8, note: z}\nother: 1\n";
+    expect_differences(then, then, "");
+    expect_differences(then,
+                       "# order, numbers, what nobody asks for\nother: 2\neps: 0.00001\n"
+                       "rope_scaling: {note: y, factor: 8.0}\nlayer_types: [a, b]\n"
+                       "hidden_size: 64.0\neos_token_id: 3\ndtype: bfloat16\n",
+                       "");
+    expect_differences(then,
+                       "hidden_size: 64\neps: 1.0e-5\nlayer_types: [a, c]\n"
+                       "rope_scaling: {factor: 4}\n",
+                       "'layer_types.1' is \"c\", but was \"b\"; 'rope_scaling.factor' "
+                       "is 4, but was 8");
+    expect_differences(then, "hidden_size: 64\nlayer_types: [a, b]\nrope_scaling: null\n",
+                       "'rope_scaling' is null, but was a map of 2; 'eps' is not given, but was "
+                       "1.0e-5");
+    expect_differences("hidden_size: 64\n", "hidden_size: \"64\"\nabsent: true\n",
+                       "'hidden_size' is \"64\", but was 64; 'absent' is true, but was not given");
+}
+
 int main(void)
 {
     if (!mkdtemp(folder) || chdir(folder) != 0 || mkdir("hf", 0755) || mkdir("mm", 0755) ||
@@ -361,6 +413,7 @@ int main(void)
     RUN(test_overrides);
     RUN(test_schema);
     RUN(test_sources);
+    RUN(test_same_source);
     char command[300];
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     return system(command) ? 1 : check_done();

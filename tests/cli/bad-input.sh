@@ -201,6 +201,34 @@ head -c 9000 text.txt >less.txt
 expect 1 'data' 'go on with the same data' -- train run.yaml data.files=less.txt
 expect 1 'data' 'go on with the same data' -- train run.yaml data.max_seq_len=32
 
+# A model that is another one than it was, in keys that no shape shows, too.
+cp model.yaml edited.yaml
+expect 0 'finished' -- train run.yaml output_dir=edited model=edited.yaml train.max_steps=4
+rm -rf changed && cp -r edited changed
+go_on=(train run.yaml output_dir=changed model=edited.yaml train.max_steps=5)
+sed 's/^hidden_size: 32/# as before\nhidden_size: 32.0/; $a bos_token_id: 7' model.yaml >edited.yaml
+expect 0 'resuming from' 'finished: step 5 of 5' -- "${go_on[@]}"
+rm -rf changed && cp -r edited changed
+sed -e 's/num_key_value_heads: 2/num_key_value_heads: 4/' -e '$a rms_norm_eps: 1.0e-3' model.yaml >edited.yaml
+expect 1 'cannot resume: ' "edited.yaml:7:1: 'num_key_value_heads' is 4, but was 2; 'rms_norm_eps' is 1.0e-3, but was not given" \
+    'when changed/checkpoints/step-000004 was saved; put back what was' -- "${go_on[@]}"
+expect 1 "'rms_norm_eps' is 1.0e-3" -- eval "${go_on[@]:1}"
+expect 0 'targets' -- eval "${go_on[@]:1}" --checkpoint changed model=model.yaml
+sed '$a rms_norm_eps: 1.0e-3' model.yaml >edited.yaml
+expect 1 "edited.yaml:9:1: 'rms_norm_eps' is 1.0e-3, but was not given" -- "${go_on[@]}"
+sed '/max_position/d' model.yaml >edited.yaml
+expect 1 "edited.yaml" "'max_position_embeddings' is not given, but was 128" -- "${go_on[@]}"
+sed '$a rms_norm_eps: 1.0e-3' model.yaml >edited.yaml
+sed -i 's/^{/{ "rms_norm_eps": 0.001,/' changed/checkpoints/step-000004/config.json
+expect 0 'resuming from' 'finished: step 5 of 5' -- "${go_on[@]}"
+check 'the next checkpoint has the changed model' grep -q '"rms_norm_eps"' changed/checkpoints/step-000005/config.json
+rm -rf changed && cp -r edited changed
+echo '{' >changed/checkpoints/step-000004/config.json
+expect 0 'cannot compare the model' 'finished: step 5 of 5' -- "${go_on[@]}"
+rm -rf changed && cp -r edited changed
+rm changed/checkpoints/step-000004/config.json
+expect 0 'resuming from' 'finished: step 5 of 5' -- "${go_on[@]}"
+
 # Values of state.json that make sense but are not what was saved.
 rm -rf changed && cp -r run changed
 sed -i 's/"optimizer_step": 4/"optimizer_step": 5/' changed/checkpoints/step-000004/state.json
