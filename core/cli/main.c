@@ -5,6 +5,7 @@
 #include "../base/log.h"
 #include "cli.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 
@@ -26,10 +27,18 @@ static void print_commands(FILE *f)
                "README.md shows a first.yaml, and how to tune a model of Hugging Face.\n");
 }
 
-int main(int argc, char **argv)
+/* A stream that was closed must not become the number of the next file that is opened, into which
+ * messages would then go. Reading and writing it fails, as before. */
+static void hold_streams(void)
 {
-    /* A file-size limit is an error to report, like a full disk, not a reason to die. */
-    signal(SIGXFSZ, SIG_IGN);
+    static const int flags[] = { O_WRONLY, O_RDONLY, O_RDONLY }; /* of no use for either */
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            (void)open("/dev/null", flags[fd]); /* takes the lowest number that is free */
+}
+
+static int run(int argc, char **argv)
+{
     const char *name = argc > 1 ? argv[1] : NULL;
     if (!name) {
         print_commands(stderr);
@@ -45,14 +54,8 @@ int main(int argc, char **argv)
     const char *names[COMMANDS + 1] = { NULL };
     for (int i = 0; i < COMMANDS; i++) {
         names[i] = commands[i]->name;
-        if (strcmp(name, names[i]) == 0) {
-            int rc = commands[i]->run(commands[i], argc - 2, argv + 2);
-            if (fflush(stdout) != 0 || ferror(stdout)) {
-                log_write(MT_LOG_ERROR, "the standard output cannot be written");
-                return rc == CLI_OK ? CLI_FAILED : rc;
-            }
-            return rc;
-        }
+        if (strcmp(name, names[i]) == 0)
+            return commands[i]->run(commands[i], argc - 2, argv + 2);
     }
     const char *nearest = cli_nearest(name, names);
     if (nearest)
@@ -60,4 +63,16 @@ int main(int argc, char **argv)
     else
         fprintf(stderr, "megatrain: unknown command '%s'; `megatrain --help` lists them\n", name);
     return CLI_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+    /* A file-size limit is an error to report, like a full disk, not a reason to die. */
+    signal(SIGXFSZ, SIG_IGN);
+    hold_streams();
+    int rc = run(argc, argv);
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return rc;
+    log_write(MT_LOG_ERROR, "the standard output cannot be written");
+    return rc == CLI_OK ? CLI_FAILED : rc;
 }

@@ -280,6 +280,20 @@ check 'no space: says what could not be written' grep -q 'cannot save step.*File
 check 'no space: the checkpoint before is whole' same_checkpoint "$model" full/checkpoints/step-000004
 expect 0 'resuming from full/checkpoints/step-000004' 'finished' -- train run.yaml output_dir=full
 
+# A stream that was closed is nobody's file, and what cannot be written is told of any command.
+"$megatrain" train run.yaml output_dir=closed train.max_steps=1000000 log.logging_steps=1000000 <&- >&- 2>&- &
+for ((i = 0; i < 1000; i++)); do
+    [[ -s closed/metrics.jsonl ]] && break
+    sleep 0.02
+done
+check 'closed streams are held' test "$(readlink /proc/$!/fd/{0,1,2} | sort -u)" = /dev/null
+kill -TERM $!
+wait $!
+check 'and training goes on without them' test $? = 75
+"$megatrain" --help >/dev/full 2>out
+check 'no space for the list of commands: exit code 1' test $? = 1
+check 'no space for the list of commands: says so' grep -q 'the standard output cannot be written' out
+
 # So do other writes, in any command.
 cp "$source_root/tests/cli/bytes-tokenizer.json" tokenizer.json
 for command in 'tokenize --tokenizer tokenizer.json --no-special --file text.txt -o tokens.bin' \
