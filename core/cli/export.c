@@ -10,6 +10,7 @@
 #include "../train/human.h"
 #include "../train/run_folder.h"
 #include "../train/session.h"
+#include "../train/signals.h"
 #include "cli.h"
 
 static mt_status check_weights(const session *s, const char *path, const export_options *o)
@@ -79,7 +80,8 @@ static int run_export(const cli_command *self, int argc, char **argv)
                          .dtype = strcmp(dtype.word, "fp32") == 0 ? MT_F32 : MT_BF16,
                          .tokenizer = tokenizer,
                          .random = strcmp(init.word, "random") == 0,
-                         .seed = given ? (uint64_t)seed : 0 };
+                         .seed = given ? (uint64_t)seed : 0,
+                         .stop = train_stop_requested };
     if (rc == CLI_GO_ON && given && seed < 0)
         rc = cli_usage(self, "--seed must be 0 or more, not %lld", (long long)seed);
     if (rc == CLI_GO_ON && given && !o.random)
@@ -90,9 +92,12 @@ static int run_export(const cli_command *self, int argc, char **argv)
         return rc;
 
     session s = { 0 };
+    train_catch_signals();
     mt_status st = cli_find_plugins(&dirs);
     if (st == MT_OK)
         st = export_path(argv[0], &o, &s);
+    if (st == MT_ERR_STOPPED)
+        log_write(MT_LOG_INFO, "stopped by a signal; nothing was exported");
     rc = cli_exit(st);
     session_close(&s);
     registry_finish();

@@ -5,6 +5,7 @@
  */
 #include "../base/status.h"
 #include "../train/files.h"
+#include "leftover.h"
 #include "tokenize.h"
 
 #include <errno.h>
@@ -225,6 +226,7 @@ mt_status tokenize_write_bin(const tokenize_tools *t, const tokenize_bin *o, con
         return st;
     if (asprintf(&partial, "%s.partial", o->path) < 0)
         return status_nomem("a path", strlen(o->path));
+    leftover_keep(partial, NULL);
     if (!(w.file = fopen(partial, "wb")))
         st = failed(&w, "create it");
     if (st == MT_OK)
@@ -239,6 +241,7 @@ mt_status tokenize_write_bin(const tokenize_tools *t, const tokenize_bin *o, con
         *ret_documents = w.documents;
         *ret_tokens = w.tokens;
     }
+    leftover_forget();
     tokenize_free(&w.ids);
     free(w.narrow);
     free(partial);

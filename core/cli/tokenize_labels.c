@@ -8,11 +8,11 @@
 #include "../train/files.h"
 #include "../train/session.h"
 #include "cli.h"
+#include "leftover.h"
 #include "token_text.h"
 #include "tokenize.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -84,31 +84,6 @@ typedef struct input_file {
     char folder[SESSION_PATH], path[SESSION_PATH + 32]; /* "": none was made */
 } input_file;
 
-/* What a signal must not leave behind. A handler reaches it in no other way. */
-static const input_file *volatile kept;
-
-static void remove_kept(int signal_number)
-{
-    if (kept && kept->path[0])
-        unlink(kept->path);
-    if (kept && kept->folder[0])
-        rmdir(kept->folder);
-    signal(signal_number, SIG_DFL);
-    raise(signal_number);
-}
-
-/* Ends as these signals always do, but without a trace; what is ignored stays ignored. */
-static void catch_signals(const input_file *f)
-{
-    static const int ends[] = { SIGHUP, SIGINT, SIGTERM, SIGPIPE };
-    kept = f;
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        struct sigaction now;
-        if (sigaction(ends[i], NULL, &now) == 0 && now.sa_handler == SIG_DFL)
-            signal(ends[i], remove_kept);
-    }
-}
-
 static bool looks_like_json(const char *text)
 {
     text += strspn(text, " \t\r\n");
@@ -135,7 +110,7 @@ static mt_status keep_input(input_file *f)
     if (st == MT_OK && n == 0)
         st = status_set(MT_ERR_INVALID, "the standard input is empty; give it documents, or name "
                                         "a file with --file");
-    catch_signals(f);
+    leftover_keep(f->path, f->folder);
     if (st == MT_OK)
         st = make_folder(f, tmp && *tmp ? tmp : "/tmp");
     if (st == MT_OK) {
@@ -151,7 +126,7 @@ static void forget_input(const input_file *f)
 {
     if (f->folder[0])
         (void)files_remove_tree(f->folder);
-    kept = NULL;
+    leftover_forget();
 }
 
 /* ---- the documents ------------------------------------------------------------------------------
@@ -161,15 +136,12 @@ static void forget_input(const input_file *f)
 static mt_status make_config(const tokenize_labels *o, const char *file, config **ret)
 {
     static const char fixed[] = "{ validation_split: 0, shuffle: false, cache: off }";
-    char files[SESSION_PATH + 64];
+    char label[SESSION_PATH + 64];
     config *c = NULL;
-    if (snprintf(files, sizeof files, "files=[\"%s\"]", file) >= (int)sizeof files ||
-        strpbrk(file, "\"\\"))
-        return status_set(MT_ERR_UNSUPPORTED, "%s: a path that is too long or has quotes in it",
-                          file);
+    snprintf(label, sizeof label, "--file %s", file);
     mt_status st = config_parse_yaml(fixed, sizeof fixed - 1, "the data's keys", &c);
     if (st == MT_OK)
-        st = config_override(c, files);
+        st = config_set_text(c, "files", file, label);
     for (int i = 0; i < o->n_keys && st == MT_OK; i++)
         st = config_override(c, o->keys[i]);
     if (st != MT_OK) {

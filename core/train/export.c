@@ -264,6 +264,8 @@ static mt_status write_from_files(const weights_way *way, file_masters *f, weigh
         }
         if (!status)
             status = f->status;
+        if (!status)
+            status = weights_ask(way);
     }
     return status;
 }
@@ -285,7 +287,8 @@ static mt_status write_tensors(const model *m, const weights_masters *from, file
                         .masters = *from,
                         .map = map,
                         .serial = f != NULL, /* its windows are one thread's */
-                        .progress = &p };
+                        .progress = &p,
+                        .stop = o->stop };
     list = calloc((size_t)map->n + 1, sizeof *list);
     items = calloc((size_t)map->n + 1, sizeof *items);
     if (!list || !items) {

@@ -20,6 +20,7 @@ typedef struct export_options {
     bool random;         /* weights drawn from `seed`; the source needs none */
     uint64_t seed;
     const char *tokenizer; /* as export_copy_files takes it */
+    bool (*stop)(void);    /* asked now and then; true: MT_ERR_STOPPED. NULL: never */
 } export_options;
 
 /* Writes the weights that stand in source->weights in each parameter's first layout, config.json,

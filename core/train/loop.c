@@ -370,7 +370,11 @@ static mt_status export_run(const loop *l, const char *folder)
     int64_t bytes = 0;
     model_source source = { 0 };
     const export_options options = {
-        .folder = folder, .dtype = MT_BF16, .shard_bytes = EXPORT_SHARD_BYTES, .replace = true
+        .folder = folder,
+        .dtype = MT_BF16,
+        .shard_bytes = EXPORT_SHARD_BYTES,
+        .replace = true,
+        .stop = train_stop_requested,
     };
     bool best = l->run->save_best && l->state.best_step > 0;
     snprintf(from, sizeof from, "%s/" CHECKPOINT_BEST, l->folder.checkpoints);

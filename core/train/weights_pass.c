@@ -241,6 +241,11 @@ static bool writes_anywhere(const mt_weights *format)
            format->write_at;
 }
 
+mt_status weights_ask(const weights_way *way)
+{
+    return way->stop && way->stop() ? status_set(MT_ERR_STOPPED, "stopped by a signal") : MT_OK;
+}
+
 mt_status weights_pass(const weights_way *way, weights_item *items, int64_t n)
 {
     batch b = { .way = way,
@@ -256,6 +261,8 @@ mt_status weights_pass(const weights_way *way, weights_item *items, int64_t n)
         if (!status && ((bytes += item->bytes) >= BATCH_BYTES || i + 1 == n)) {
             status = run(&b);
             bytes = 0;
+            if (!status)
+                status = weights_ask(way);
         }
     }
     clear(&b);

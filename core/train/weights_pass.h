@@ -31,11 +31,16 @@ typedef struct weights_way {
     mt_status (*check)(void *arg, const weights_item *item);
     void *arg;
     progress *progress; /* gets the bytes that have passed */
+    /* Asked between batches; true ends the pass with MT_ERR_STOPPED. NULL: nobody ends it. */
+    bool (*stop)(void);
 } weights_way;
 
 /* Passes items[n], which stand in the order of the files, in blocks of at most half a million
  * elements through 4 MB of each thread's own. A writer that takes blocks in order only gets them
  * from the calling thread. Stops at the first failure. [main] */
 mt_status weights_pass(const weights_way *way, weights_item *items, int64_t n);
+
+/* MT_ERR_STOPPED where way->stop says so, else MT_OK. */
+mt_status weights_ask(const weights_way *way);
 
 #endif

@@ -129,9 +129,24 @@ kill -TERM $!
 wait $!
 check 'the signal is what ends it' test $? = 143
 check 'nor when a signal ends it' test -z "$(find signalled -name 'megatrain-*')"
+yes 'a long text' | head -c 20000000 >signalled/long.txt
+"$megatrain" tokenize --tokenizer model --file signalled/long.txt -o signalled/long.bin >/dev/null 2>&1 &
+for ((i = 0; i < 1000; i++)); do
+    [[ -e signalled/long.bin.partial ]] && break
+    sleep 0.01
+done
+check 'tokens are kept aside' test -e signalled/long.bin.partial
+kill -TERM $!
+wait $!
+check 'the signal ends this, too' test $? = 143
+check 'and leaves no half of a file' test "$(ls signalled)" = long.txt
 # A mark of byte order is no part of the text, and does not hide that it is JSON.
 printf '\xef\xbb\xbf' | cat - chat.jsonl | "$megatrain" tokenize --tokenizer model --show-labels --chat-format chatml >out 2>err
 check 'a mark of byte order before records' cmp out from-file
+cp chat.jsonl 'it is "quoted".jsonl'
+"$megatrain" tokenize --tokenizer model --show-labels --chat-format chatml --file 'it is "quoted".jsonl' >out 2>err
+check 'a name with quotes' cmp out from-file
+expect 1 "--file nowhere: 'files' 'nowhere': cannot open" -- tokenize --tokenizer model --show-labels --file nowhere
 # The format as one of the data's keys, by name and spelled out.
 labels chat_format=chatml
 check 'the format is a key of the data, too' cmp out from-file
@@ -245,7 +260,7 @@ expect 2 'give one of the two' -- generate run --prompt a --prompt-file b
 expect 2 '--system is for --chat' -- generate run --system a
 expect 2 '--chat-format is for --chat' -- generate run --chat-format a
 expect 2 'at a terminal' -- generate run --chat --context 9
-expect 1 'unknown chat format' 'qwen2.5' -- generate run --chat --prompt a --chat-format chatmal
+expect 1 "unknown chat format 'x'; there are chatml, " 'qwen2.5' -- generate run --chat --prompt a --chat-format x
 expect 1 'none.txt' -- generate run --prompt-file none.txt
 expect 1 'lower --max-tokens to' -- generate run --chat --prompt a --max-tokens 256
 done_testing

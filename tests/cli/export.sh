@@ -43,6 +43,27 @@ expect 1 'busy.tmp-export: another process is exporting' -- export tied -o busy
 exec 9<&-
 expect 0 -- export tied -o busy
 
+# A signal takes back what was written. (The disk must hold what the export would take: 4 GB.)
+cat >wide.yaml <<END
+{ model_type: llama, vocab_size: 256, hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 30,
+  num_attention_heads: 16, max_position_embeddings: 128 }
+END
+"$megatrain" export wide.yaml --init random -o wide >out 2>&1 &
+for ((i = 0; i < 1000; i++)); do
+    [[ -n $(find wide.tmp-export -type f 2>/dev/null) ]] && break
+    sleep 0.01
+done
+kill -TERM $!
+wait $!
+rc=$?
+if grep -q 'are free' out; then
+    check 'a full disk' test $rc = 1
+else
+    check 'an export that a signal stops: exit code 75' test $rc = 75
+    check 'an export that a signal stops says so' grep -q 'stopped by a signal; nothing was exported' out
+fi
+check 'an export that a signal stops leaves nothing' test ! -e wide -a ! -e wide.tmp-export
+
 expect 0 -- export tied -o sharded --shard-size 4KB
 check 'shards: an index' test -f sharded/model.safetensors.index.json
 expect 0 '0 parameters have no tensor' -- inspect sharded
