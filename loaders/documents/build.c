@@ -338,6 +338,8 @@ static mt_status detect(builder *b)
     reader_close(r);
     if (status < 0)
         return status;
+    if (seen && !known && !*found)
+        return q->config->reject(q->config, q->dataset->key, "begin with records without keys");
     if (seen && !known)
         return q->config->reject(q->config, q->dataset->key,
                                  "the records have the keys %s, which is no format that is known; "

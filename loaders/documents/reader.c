@@ -288,11 +288,35 @@ static found find_paragraph(const reader *r, const char *p, size_t n)
 
 /* ---- records -------------------------------------------------------------------------------- */
 
+/* Files that have the name of a text and are none. */
+static mt_status check_kind(const reader *r)
+{
+    static const struct {
+        const char *begin;
+        size_t n;
+        const char *kind, *remedy;
+    } kinds[] = {
+        { "\xff\xfe", 2, "UTF-16", "`iconv -f UTF-16 -t UTF-8` makes it so" },
+        { "\xfe\xff", 2, "UTF-16", "`iconv -f UTF-16 -t UTF-8` makes it so" },
+        { "\x1f\x8b", 2, "compressed by gzip", "unpack it" },
+        { "\x28\xb5\x2f\xfd", 4, "compressed by zstd", "unpack it" },
+        { "PK\x03\x04", 4, "a zip archive", "unpack it" },
+        { "PAR1", 4, "a Parquet table", "convert it to JSON lines" },
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (r->end >= kinds[i].n && memcmp(r->buffer, kinds[i].begin, kinds[i].n) == 0)
+            return mt_fail(MT_ERR_UNSUPPORTED, "%s: is %s; expected text in UTF-8: %s", path_of(r),
+                           kinds[i].kind, kinds[i].remedy);
+    return MT_OK;
+}
+
 /* Begins to read a file, past the mark of byte order that some editors write. */
 static mt_status skip_mark(reader *r)
 {
     static const char mark[] = "\xef\xbb\xbf";
     mt_status status = read_more(r);
+    if (!status)
+        status = check_kind(r);
     if (r->end >= 3 && memcmp(r->buffer, mark, 3) == 0)
         r->at = 3;
     return status;

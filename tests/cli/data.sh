@@ -43,6 +43,16 @@ sed 's/completion: answer/completion: answer, txt: other/' sets.yaml >bad.yaml
 expect 1 'bad.yaml:11:56: ' "'txt'" "did you mean 'text'?" -- plan bad.yaml
 sed 's/weight: 2/weight: -2/' sets.yaml >bad.yaml
 expect 1 'bad.yaml:9:15: ' 'is -2; expected a number above 0' -- plan bad.yaml
+echo '{}' >keyless.jsonl
+expect 1 "'data.files' begin with records without keys" -- plan run.yaml data.files=keyless.jsonl
+for kind in '\xff\xfea is UTF-16' '\xfe\xff\x00a is UTF-16' '\x1f\x8b\x08 is compressed by gzip' \
+    '\x28\xb5\x2f\xfd is compressed by zstd' 'PK\x03\x04 is a zip archive' 'PAR1 is a Parquet table'; do
+    for file in kind.jsonl kind.txt; do
+        # shellcheck disable=SC2059
+        printf "${kind%% is*}" >$file
+        expect 1 "$file: is${kind#* is}; expected text in UTF-8" -- plan run.yaml data.files=$file
+    done
+done
 expect 1 'the records have the keys question, answer' 'data.columns' -- plan run.yaml data.files=questions.jsonl
 expect 1 "is 'lst'; expected one of assistant, last, all" -- plan run.yaml data.train_on=lst
 expect 1 'no chat format' -- plan run.yaml data.chat_format=none
