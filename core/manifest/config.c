@@ -443,6 +443,9 @@ mt_status config_override(config *c, const char *assignment)
     if (path[length - 1] == '.')
         return status_set(MT_ERR_INVALID, "%s: the key has an empty part; expected section.key",
                           label);
+    /* A pattern over files: there is nothing that an alias could stand for. */
+    if (equals[1] == '*')
+        return config_set_text(c, path, equals + 1, label);
     node *value = NULL;
     mt_status s = yaml_parse(c, equals + 1, strlen(equals + 1), label, false, &value);
     if (s != MT_OK)

@@ -56,6 +56,14 @@ static bool tab_at(const reader *r, yaml_mark_t mark)
     return p < end && *p == '\t';
 }
 
+/* Did a plain value begin with what has a meaning of its own in YAML, as patterns over files do? */
+static bool wants_quotes(const reader *r)
+{
+    const yaml_parser_t *p = &r->parser;
+    size_t at = p->problem_mark.index;
+    return (p->context && strstr(p->context, "alias")) || (at < r->n && strchr("@%`", r->text[at]));
+}
+
 static mt_status syntax_error(const reader *r)
 {
     const yaml_parser_t *p = &r->parser;
@@ -69,6 +77,9 @@ static mt_status syntax_error(const reader *r)
     default:
         if (tab_at(r, p->problem_mark))
             return bad(mark, "a tab cannot indent; use spaces");
+        if (wants_quotes(r))
+            return bad(mark, "%s; a value that begins with one of * @ %% ` wants quotes around it",
+                       p->problem);
         if (p->context && r->marks)
             return bad(mark, "%s (%s that starts in line %zu)", p->problem, p->context,
                        p->context_mark.line + 1);
@@ -117,7 +128,10 @@ static mt_status read_alias(reader *r, const yaml_event_t *e, node **ret)
         *ret = n;
         return MT_OK;
     }
-    return bad(mark, "alias '*%s' has no anchor '&%s' above it", name, name);
+    return bad(mark,
+               "alias '*%s' has no anchor '&%s' above it; a pattern that begins with * wants "
+               "quotes around it",
+               name, name);
 }
 
 static mt_status new_anchor(reader *r, const yaml_char_t *name, anchor **ret)

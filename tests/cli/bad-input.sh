@@ -22,6 +22,13 @@ with 's/max_steps: 12/max_steps: many/'
 expect 1 'bad.yaml:10:' 'max_steps' 'many' -- train bad.yaml
 with 's/max_seq_len: 64/max_seq_len: -64/'
 expect 1 'bad.yaml:8:' 'max_seq_len' '-64' -- train bad.yaml
+with 's/files: text.txt/files: *.txt/'
+expect 1 'bad.yaml:7:' 'a value that begins with one of * @ % ` wants quotes' -- train bad.yaml
+with 's/files: text.txt/files: *txt/'
+expect 1 'bad.yaml:7:' 'wants quotes' -- train bad.yaml
+with 's/files: text.txt/files: @txt/'
+expect 1 'bad.yaml:7:' 'wants quotes' -- train bad.yaml
+expect 1 "the pattern '*.nothing' matches no file" -- train run.yaml output_dir=new 'data.files=*.nothing'
 with 's/^train:/train: {/'
 expect 1 'bad.yaml:' -- train bad.yaml
 expect 1 'learning_rat' "did you mean 'learning_rate'?" -- train run.yaml train.learning_rat=1
