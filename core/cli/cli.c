@@ -79,8 +79,29 @@ int cli_unknown(const cli_command *self, const char *word, const char *const *na
 
 /* ---- options --------------------------------------------------------------------------------- */
 
-static int unknown_option(const cli_command *self, const cli_option *options, const char *name,
-                          size_t n)
+/* The key of a run manifest that an option of this name (`n` bytes) may be meant for, "" where it
+ * is none or the command takes no keys. */
+static const char *find_key(const cli_command *self, const char *name, size_t n, char ret[128])
+{
+    int32_t keys = 0;
+    const run_key *k = run_schema(&keys);
+    *ret = '\0';
+    if (!strstr(self->words, "key=value"))
+        return ret;
+    for (int32_t i = 0; i < keys; i++) {
+        size_t same = 0;
+        while (same < n &&
+               (k[i].name[same] == name[same] || (k[i].name[same] == '_' && name[same] == '-')))
+            same++;
+        if (same == n && !k[i].name[n])
+            snprintf(ret, 128, "%s%s%s", k[i].section, *k[i].section ? "." : "", k[i].name);
+    }
+    return ret;
+}
+
+/* `given` is the argument, and `name` what stands behind its dashes, `n` bytes. */
+static int unknown_option(const cli_command *self, const cli_option *options, const char *given,
+                          const char *name, size_t n)
 {
     const char *names[64];
     int count = 0;
@@ -88,12 +109,17 @@ static int unknown_option(const cli_command *self, const cli_option *options, co
         names[count++] = o->name;
     names[count++] = "help";
     names[count] = NULL;
-    char word[128];
+    char word[128], key[128];
     snprintf(word, sizeof word, "%.*s", (int)n, name);
     const char *nearest = cli_nearest(word, names);
+    int shown = (int)(name - given + (ptrdiff_t)n);
     if (nearest)
-        return cli_usage(self, "unknown option '--%s'; did you mean '--%s'?", word, nearest);
-    return cli_usage(self, "unknown option '--%s'", word);
+        return cli_usage(self, "unknown option '%.*s'; did you mean '%s%s'?", shown, given,
+                         dashes(nearest), nearest);
+    if (*find_key(self, name, n, key))
+        return cli_usage(self, "unknown option '%.*s'; the key of the run is set by %s=VALUE",
+                         shown, given, key);
+    return cli_usage(self, "unknown option '%.*s'", shown, given);
 }
 
 static int set_choice(const cli_command *self, const cli_option *o, const char *text)
@@ -175,7 +201,7 @@ int cli_parse(const cli_command *self, const cli_option *options, int argc, char
                            (a[1] == '-') != (dashes(o->name)[1] == '-')))
             o++;
         if (!o->name)
-            return unknown_option(self, options, name, n);
+            return unknown_option(self, options, a, name, n);
         int rc = CLI_GO_ON;
         if (name[n] == '=')
             rc = set_value(self, o, name + n + 1);

@@ -301,10 +301,12 @@ static mt_status run_request(const request *q)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-static int check(const cli_command *self, const request *q, int words)
+static int check(const cli_command *self, const request *q, char **names, int words)
 {
     if (words != 1)
-        return cli_usage(self, words ? "one model at a time" : "which model?");
+        return words ? cli_usage(self, "'%s' is a word too many; a prompt is given with --prompt",
+                                 names[1])
+                     : cli_usage(self, "which model?");
     if (q->prompt && q->prompt_file)
         return cli_usage(self, "--prompt and --prompt-file %s; give one of the two",
                          q->prompt_file);
@@ -361,7 +363,7 @@ static int run_generate(const cli_command *self, int argc, char **argv)
     };
     int words = 0, rc = cli_parse(self, options, argc, argv, &words);
     if (rc == CLI_GO_ON)
-        rc = check(self, &q, words);
+        rc = check(self, &q, argv, words);
     if (rc != CLI_GO_ON)
         return rc;
     q.model = argv[0];

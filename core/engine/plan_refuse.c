@@ -27,8 +27,10 @@ static void text_bytes(text *t, int64_t bytes)
 {
     if (bytes >= (int64_t)1 << 30)
         text_add(t, "%.2f GiB", (double)bytes / (1 << 30));
-    else
+    else if (bytes >= (int64_t)1 << 20 || bytes == 0)
         text_add(t, "%.2f MiB", (double)bytes / (1 << 20));
+    else
+        text_add(t, "%.2f KiB", (double)bytes / (1 << 10));
 }
 
 static void text_tier(text *t, const plan *p, plan_tier tier, int64_t limit)
@@ -142,14 +144,26 @@ static void offer_smaller_batches(plan *p, const plan_limits *lim, text *t)
     }
 }
 
+/* The key of a limit that the run sets and that is passed; NULL: none. */
+static const char *own_limit(const plan *p, const plan_limits *lim)
+{
+    int64_t device = p->tier_bytes[PLAN_DEVICE], host = p->tier_bytes[PLAN_HOST];
+    if (p->request.device_limit != PLAN_AUTO && device > lim->device)
+        return "memory.gpu";
+    host += lim->unified ? device : 0;
+    return p->request.host_limit != PLAN_AUTO && host > lim->host ? "memory.host" : NULL;
+}
+
 mt_status plan_refuse(plan *p, const plan_limits *lim)
 {
     text t = { .n = 0 };
     describe(p, lim, &t);
     offer_settings(p, lim, &t);
     offer_smaller_batches(p, lim, &t);
+    const char *own = own_limit(p, lim);
     if (t.offers == 0)
-        text_add(&t, ". No setting makes it fit: a smaller model or more memory is needed%s",
+        text_add(&t, ". No setting%s%s makes it fit: a smaller model or more memory is needed%s",
+                 own ? " but a larger " : "", own ? own : "",
                  p->request.machine ? ""
                                     : "; `megatrain plan --profile FILE` plans for another "
                                       "machine");

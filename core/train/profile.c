@@ -189,7 +189,9 @@ mt_status profile_prepare(const char *path, bool make_folder)
     if (slash)
         *slash = '\0';
     mt_status st = make_folder && slash ? files_make_folders(folder) : MT_OK;
-    return st == MT_OK ? files_check_output(path, true) : st;
+    if (st != MT_OK)
+        return status_set(st, "%s; write the profile elsewhere with -o FILE", status_text());
+    return files_check_output(path, true);
 }
 
 mt_status profile_write(const hardware *h, const char *path)

@@ -7,6 +7,7 @@
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
 #include "../base/status.h"
+#include "../base/text.h"
 #include "../manifest/mistaken.h"
 #include "files.h"
 
@@ -213,6 +214,19 @@ static mt_status open_spelled_out(session *s, const mt_chat *chat, const mt_conf
     return st;
 }
 
+/* A slip of the pen is answered with the name that was meant; any other name, by the plugin. */
+static mt_status check_format_name(const mt_chat *chat, const char *format)
+{
+    int64_t n = 0;
+    while (chat->formats[n] && strcmp(chat->formats[n], format) != 0)
+        n++;
+    int64_t nearest = chat->formats[n] ? -1 : text_nearest(format, chat->formats, n);
+    return nearest < 0
+               ? MT_OK
+               : status_set(MT_ERR_NOT_FOUND, "unknown chat format '%s'; did you mean '%s'?",
+                            format, chat->formats[nearest]);
+}
+
 static mt_status open_chat(session *s, const char *format, const mt_config *custom)
 {
     const void *table = NULL;
@@ -229,6 +243,10 @@ static mt_status open_chat(session *s, const char *format, const mt_config *cust
     if (automatic)
         st = find_format(s, chat, &format, &custom);
     if (st != MT_OK || (automatic && !format && !custom))
+        return st;
+    if (format && !automatic)
+        st = check_format_name(chat, format);
+    if (st != MT_OK)
         return st;
     if (format)
         st = chat->open(format, s->tokenizer, s->tokens, &s->conversation);

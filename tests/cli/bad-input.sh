@@ -66,6 +66,12 @@ done
 # ---- the command line ----------------------------------------------------------------------------
 
 expect 2 '--checkpoint is empty' -- eval run.yaml --checkpoint=
+expect 2 "unknown option '-O'" -- export run -O x
+expect 2 "unknown option '-x'" -- train run.yaml -x
+expect 2 "unknown option '--max-steps'; the key of the run is set by train.max_steps=VALUE" -- train run.yaml --max-steps 3
+expect 2 "unknown option '--seed'; the key of the run is set by seed=VALUE" -- plan run.yaml --seed=3
+expect 2 "'Hello' is a word too many; a prompt is given with --prompt" -- generate run Hello
+expect 1 "unknown chat format 'chatlm'; did you mean 'chatml'?" -- generate run --chat --chat-format chatlm --prompt a
 expect 2 '--max-tokens must be from 1' -- generate run --max-tokens 9223372036854775807
 expect 2 '--threads must be from 0' -- generate run --threads -1
 expect 1 'shorten it to 127' -- generate run --prompt "$(head -c 200 text.txt)" --max-tokens 1
@@ -185,6 +191,8 @@ fi
 with "s#output_dir: run#output_dir: $readonly_folder#"
 expect 1 'bad.yaml:4:' "${readonly_folder%/run}" 'name a folder that you can write to' -- train bad.yaml
 
+expect 1 'No setting but a larger memory.gpu makes it fit' ' of 4.00 KiB (' -- plan run.yaml memory.gpu=4KiB
+expect 1 'No setting but a larger memory.host makes it fit' -- plan run.yaml memory.host=4KiB
 expect 1 'run.yaml:4:' 'step-000004' 'name another folder' -- train run.yaml checkpoint.resume_from_checkpoint=none
 expect 1 'seed' 'set seed: 3' -- train run.yaml seed=4
 # What is resumed from, or evaluated, is looked for before the data is.
