@@ -135,7 +135,8 @@ static void test_syntax(void)
     refuse("a:\n\tb: 1\n", "m.yaml:2:1: a tab cannot indent; use spaces");
     refuse("a: [1, 2\nb: 3\n", "m.yaml:2:2: did not find expected ',' or ']' (while parsing a flow "
                                "sequence that starts in line 1)");
-    refuse("a: *x\n", "m.yaml:1:4: alias '*x' has no anchor '&x' above it");
+    refuse("a: *x\n", "m.yaml:1:4: alias '*x' has no anchor '&x' above it; a pattern that begins "
+                      "with * wants quotes around it");
     refuse("a: &x [1, *x]\n", "m.yaml:1:11: alias '*x' stands inside its own anchor");
     refuse("1: a\n", "m.yaml:1:1: a key must be a string; put '1' in quotes");
     refuse("[a]: b\n", "m.yaml:1:1: a key must be a string");
