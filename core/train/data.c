@@ -192,11 +192,15 @@ static mt_status alloc_slot(data_source *d, slot *s)
     size_t tokens = (size_t)d->options.micro_tokens, n = (size_t)d->options.micro_batches;
     size_t starts = (size_t)data_max_documents(d) + 1, each = 3 * tokens + starts, bytes;
     if (__builtin_mul_overflow(each * sizeof *s->block, n, &bytes))
-        return status_nomem("a step of packed tokens", SIZE_MAX);
+        bytes = SIZE_MAX;
     s->micro = calloc(n, sizeof *s->micro);
     s->block = malloc(bytes);
     if (!s->micro || !s->block)
-        return status_nomem("a step of packed tokens", bytes);
+        return status_set(
+            MT_ERR_NOMEM,
+            "out of memory: %zu bytes for the tokens of a step of %lld micro-batches; "
+            "lower train.gradient_accumulation_steps or train.tokens_per_step",
+            bytes, (long long)n);
     for (size_t i = 0; i < n; i++) {
         int32_t *p = s->block + i * each;
         s->micro[i] = (micro_batch){ .ids = p,

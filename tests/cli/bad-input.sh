@@ -352,6 +352,18 @@ for limit in 100000 200000; do
     check "address space of $limit kB: says so" grep -q '128 MiB of address space for each of .* threads\|cannot load OpenBLAS' out
 done
 
+(
+    ulimit -v 20000000
+    "$megatrain" --help >/dev/null 2>&1 || exit 7
+    "$megatrain" train run.yaml output_dir=narrow train.gradient_accumulation_steps=100000000 >out 2>&1
+)
+rc=$?
+if ((rc != 7)); then
+    check 'a step beyond the memory: exit code 1' test $rc = 1
+    check 'a step beyond the memory: says what to lower' \
+        grep -q 'for the tokens of a step of 100000000 micro-batches; lower train.gradient_accumulation_steps' out
+fi
+
 # ---- what is blamed, and suggested ---------------------------------------------------------------
 
 expect 1 "'output_dir' cannot be used: plain: not a folder" -- train run.yaml output_dir=plain checkpoint.export=true
