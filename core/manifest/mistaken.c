@@ -137,10 +137,17 @@ static const char *hub_name(const char *path)
     return path;
 }
 
+bool mistaken_home(const char *path)
+{
+    return path[0] == '~' && (path[1] == '/' || !path[1]);
+}
+
 const char *mistaken_name(const char *path, char ret[MISTAKEN_TEXT])
 {
     const char *name = hub_name(path), *model = name ? strchr(name, '/') + 1 : NULL;
     *ret = '\0';
+    if (mistaken_home(path))
+        snprintf(ret, MISTAKEN_TEXT, "; only a shell knows what ~ is: write the path out");
     if (name)
         snprintf(ret, MISTAKEN_TEXT,
                  "; models are local folders, nothing here goes to the network: fetch this one by "

@@ -20,8 +20,11 @@ mt_status mistaken_folder(const char *path);
 
 enum { MISTAKEN_TEXT = 1024 };
 
+/* Does the path begin with ~, which only shells replace? [pure] */
+bool mistaken_home(const char *path);
+
 /* What to add to the message that there is no model at `path`: a sentence after "; " where it looks
- * like a name on a hub (ORGANISATION/MODEL), else "". Returns `ret`. [main] */
+ * like a name on a hub (ORGANISATION/MODEL), or begins with ~, else "". Returns `ret`. [main] */
 const char *mistaken_name(const char *path, char ret[MISTAKEN_TEXT]);
 
 #endif

@@ -11,6 +11,7 @@
 #include "../base/log.h"
 #include "../base/machine.h"
 #include "../base/status.h"
+#include "../manifest/mistaken.h"
 #include "export.h"
 #include "files.h"
 #include "human.h"
@@ -445,10 +446,14 @@ static mt_status check_evaluation(const session *s, const run_manifest *run)
 mt_status train_check_places(const run_manifest *run, const session_engine_options *options)
 {
     char folder[RUN_FOLDER_PATH];
+    const mt_config *c = config_section(run->config, "checkpoint");
     mt_status st = run_folder_check(run);
+    if (st == MT_OK && mistaken_home(run->export_dir))
+        return c->reject(c, "export",
+                         "begins with ~, which only a shell knows: write the path out");
     if (st == MT_OK && loop_export_folder(run, folder) &&
         (st = export_check_folder(folder, true)) != MT_OK)
-        return config_blame(config_section(run->config, "checkpoint"), "export");
+        return config_blame(c, "export");
     return st == MT_OK && options->trace ? files_check_output(options->trace, false) : st;
 }
 

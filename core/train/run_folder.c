@@ -6,6 +6,7 @@
 
 #include "../base/log.h"
 #include "../base/status.h"
+#include "../manifest/mistaken.h"
 #include "checkpoint_files.h"
 #include "files.h"
 
@@ -156,11 +157,34 @@ static mt_status check_resume(const run_manifest *run)
                      run_folder_list(run_folder_is(from) ? from : run->output_dir, list));
 }
 
+/* A manifest that stands where no run has been is the user's, and not to be replaced. */
+static mt_status check_manifest(const run_manifest *run)
+{
+    char manifest[RUN_FOLDER_PATH], lines[RUN_FOLDER_PATH];
+    mt_status st = join(run->output_dir, RUN_FOLDER_MANIFEST, manifest);
+    if (st == MT_OK)
+        st = join(run->output_dir, RUN_FOLDER_METRICS, lines);
+    if (st != MT_OK || !files_is_file(manifest) || files_is_file(lines) ||
+        run_folder_is(run->output_dir))
+        return st;
+    const mt_config *c = config_section(run->config, "");
+    return c->reject(c, "output_dir",
+                     "is a folder where %s stands, which is of no earlier run; it would be "
+                     "replaced by the manifest as it takes effect: name another folder",
+                     manifest);
+}
+
 mt_status run_folder_check(const run_manifest *run)
 {
+    const mt_config *c = config_section(run->config, "");
+    if (mistaken_home(run->output_dir))
+        return c->reject(c, "output_dir",
+                         "begins with ~, which only a shell knows: write the "
+                         "path out");
     if (files_check_folder(run->output_dir) != MT_OK)
         return blame(run, "output_dir", "name a folder that you can write to");
-    return check_resume(run);
+    mt_status st = check_manifest(run);
+    return st == MT_OK ? check_resume(run) : st;
 }
 
 mt_status run_folder_open(run_manifest *run, run_folder *ret, metrics **ret_metrics)

@@ -21,7 +21,8 @@ typedef struct run_folder {
     char resume[RUN_FOLDER_PATH]; /* the checkpoint to resume from; "" for a new run */
 } run_folder;
 
-/* Fails where output_dir can neither be made nor written into, or where the checkpoint that is to
+/* Fails where output_dir can neither be made nor written into, where it holds a manifest of the
+ * user's that the run's would replace, or where the checkpoint that is to
  * be resumed from is not there, before anything is done for the run. [main] */
 mt_status run_folder_check(const run_manifest *run);
 

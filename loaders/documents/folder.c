@@ -26,6 +26,9 @@ mt_status folder_make(const char *path)
     size_t n = strlen(path);
     if (n >= sizeof part)
         return mt_fail(MT_ERR_INVALID, "data.cache: the path is too long: %.60s...", path);
+    if (strncmp(path, "~/", 2) == 0)
+        return mt_fail(MT_ERR_INVALID,
+                       "data.cache: %s: only a shell knows what ~ is: write the path out", path);
     for (size_t i = 1; i <= n; i++) {
         if (path[i] != '/' && path[i] != '\0')
             continue;

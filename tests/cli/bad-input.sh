@@ -78,6 +78,14 @@ expect 1 'shorten it to 127' -- generate run --prompt "$(head -c 200 text.txt)" 
 # What cannot be written is known before data is looked for.
 expect 1 '/nowhere/trace: cannot write: there is no folder /nowhere' \
     -- train run.yaml output_dir=new --trace /nowhere/trace data.files=missing.txt
+for key in output_dir checkpoint.export data.cache model data.tokenizer; do
+    expect 1 "$key" '~' 'write the path out' -- train run.yaml output_dir=new data.loader=jsonl \
+        "data.tokenizer=$source_root/tests/cli/bytes-tokenizer.json" "$key=~/here"
+done
+check 'no folder is called ~' test ! -e '~'
+mkdir own && cp run.yaml own
+expect 1 "'output_dir' is a folder where own/run.yaml stands, which is of no earlier run" -- train own/run.yaml output_dir=own model="$PWD/model.yaml"
+check "the user's manifest stays" cmp run.yaml own/run.yaml
 expect 1 'text.txt: not a folder' -- train run.yaml output_dir=text.txt/new data.files=missing.txt
 expect 1 "'checkpoint.export' cannot be had: text.txt" \
     -- train run.yaml output_dir=new data.files=missing.txt checkpoint.export=text.txt/model
