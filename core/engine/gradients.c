@@ -94,8 +94,8 @@ static void hand_over(engine *e, work w)
 /* Waits for the oldest slice and hands it to the workers. */
 static void land_oldest(engine *e)
 {
-    int64_t i = e->flight_head++ % LAYOUT_SLABS;
-    e->b->event_sync(e->dev, e->slab_event[i]);
+    int64_t i = e->flight_head++ % LAYOUT_FLIGHT;
+    e->b->event_sync(e->dev, e->flight_event[i]);
     hand_over(e, e->flight[i]);
 }
 
@@ -112,13 +112,15 @@ static void *get_slab(engine *e)
 /* Gives w a slab, into which n gradients are copied; land_oldest hands it over later. */
 static void copy_slice(engine *e, work w, const char *src, int64_t n)
 {
+    if (e->flight_tail - e->flight_head == LAYOUT_FLIGHT)
+        land_oldest(e);
     w.slab = get_slab(e);
-    int64_t i = e->flight_tail++ % LAYOUT_SLABS;
+    int64_t i = e->flight_tail++ % LAYOUT_FLIGHT;
     chaos_delay(e, e->q_out, &e->lander_rng);
     e->traffic.out_bytes += n * e->l.grad_size;
     e->b->copy_out(e->dev, e->q_out, w.slab, src, n * e->l.grad_size);
     enqueued(e, e->q_out);
-    e->b->event_record(e->dev, e->slab_event[i], e->q_out);
+    e->b->event_record(e->dev, e->flight_event[i], e->q_out);
     e->flight[i] = w;
 }
 
@@ -130,8 +132,8 @@ static void finish_earlier(engine *e, const contribution *c)
     if (c->again) {
         while (e->flight_head < e->flight_tail)
             land_oldest(e);
-        e->b->event_record(e->dev, e->slab_event[0], e->q_out);
-        e->b->event_sync(e->dev, e->slab_event[0]);
+        e->b->event_record(e->dev, e->flight_event[0], e->q_out);
+        e->b->event_sync(e->dev, e->flight_event[0]);
     }
     pool_wait_param(e, c->param);
 }
@@ -396,8 +398,8 @@ mt_status lander_start(engine *e)
         return status_nomem("the engine's tables", (size_t)e->l.n_grads * sizeof *e->grads);
     char *data = e->region[LAYOUT_GRADS];
     mt_status st = e->b->event_create(e->dev, &e->loss_ready);
-    for (int i = 0; i < LAYOUT_SLABS && st == MT_OK; i++)
-        st = e->b->event_create(e->dev, &e->slab_event[i]);
+    for (int i = 0; i < LAYOUT_FLIGHT && st == MT_OK; i++)
+        st = e->b->event_create(e->dev, &e->flight_event[i]);
     for (int64_t i = 0; i < e->l.n_grads && st == MT_OK; i++) {
         grad_buffer *g = &e->grads[i];
         const tpl_segment *s = e->l.own_grads ? piece_segment(e, (int32_t)i) : NULL;
@@ -428,9 +430,9 @@ void lander_stop(engine *e)
         pthread_join(e->lander, NULL);
     if (e->loss_ready)
         e->b->event_destroy(e->dev, e->loss_ready);
-    for (int i = 0; i < LAYOUT_SLABS; i++)
-        if (e->slab_event[i])
-            e->b->event_destroy(e->dev, e->slab_event[i]);
+    for (int i = 0; i < LAYOUT_FLIGHT; i++)
+        if (e->flight_event[i])
+            e->b->event_destroy(e->dev, e->flight_event[i]);
     for (int64_t i = 0; e->grads && i < e->l.n_grads; i++) {
         if (e->grads[i].ready)
             e->b->event_destroy(e->dev, e->grads[i].ready);

@@ -10,6 +10,7 @@
 
 #include "engine.h"
 #include "layout.h"
+#include "work.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -62,35 +63,6 @@ typedef struct pass_record {
 
 /* ---- workers --------------------------------------------------------------------------------- */
 
-typedef enum work_kind {
-    WORK_UPDATE_PLANE, /* slices of the gradient plane */
-    WORK_UPDATE_SLAB,  /* one slice whose gradient is in a slab */
-    WORK_UPDATE_ROWS,  /* one slice of a table: the slab holds the rows that the batch used */
-    WORK_ADD,          /* plane = or += slab */
-    WORK_SCATTER,      /* plane rows = or += rows in the slab */
-    WORK_SUM_SQUARES,  /* of the plane, a partial sum for each slice */
-    WORK_GATHER        /* pack rows of a table's planes for the device */
-} work_kind;
-
-typedef struct update_params {
-    int64_t step;
-    double lr, grad_scale;
-} update_params;
-
-/* Elements first .. end of a parameter (of its packed rows for a gather), in slices. */
-typedef struct work {
-    work_kind kind;
-    int32_t param;
-    int64_t first, end, slice;
-    void *slab;          /* [slice] as gradients leave; becomes free afterwards; NULL: zeros */
-    int32_t set;         /* packed rows: of which set */
-    int64_t pack_offset; /* gather: elements into the set's staging */
-    bool first_share;    /* add, scatter: the first contribution of the step */
-    bool then_update;    /* add, scatter: the last contribution, update at once */
-    bool announced;      /* by pool_announce */
-    update_params update;
-} work;
-
 typedef struct pool {
     pthread_mutex_t lock;
     pthread_cond_t wake; /* workers: there is work, or stop */
@@ -99,8 +71,7 @@ typedef struct pool {
     int32_t n_threads; /* 0: work is done by whoever submits it */
     int32_t n_started;
     bool stop;
-    work *ring;
-    int64_t cap, head, tail;
+    work_queue queue;
     int32_t *pending;  /* [n_params] slices not yet done */
     int32_t *updating; /* [n_params] those of them that change masters */
     int64_t outstanding;
@@ -108,8 +79,8 @@ typedef struct pool {
     uint64_t updating_since; /* when the first of them began */
     float *block;            /* [workers][block_elems] gradients that are widened or scattered */
     int64_t block_elems;     /* as many as one call of the optimizer gets */
-    void *free_slab[LAYOUT_SLABS];
-    int32_t n_free;
+    void **free_slab; /* [l.n_slabs] the one that came back last is taken first */
+    int64_t n_free;
     mt_status error;
     char error_text[512];
 } pool;
@@ -290,8 +261,8 @@ struct engine {
     int64_t cap_landings;
     int64_t landings_given, landings_enqueued, landings_done;
     int32_t *landed; /* [n_params] contributions of this step so far */
-    void *slab_event[LAYOUT_SLABS];
-    work flight[LAYOUT_SLABS]; /* slabs that are being copied into, a ring */
+    void *flight_event[LAYOUT_FLIGHT];
+    work flight[LAYOUT_FLIGHT]; /* what is being copied out, a ring */
     int64_t flight_head, flight_tail;
     contribution *complete; /* [n_params] to update when the landing is through */
     int32_t n_complete;

@@ -109,7 +109,7 @@ static void lay_out_grads(const plan *p, layout *l)
 {
     const model *m = p->m;
     bool narrow = l->grad_size == 2;
-    int64_t slab = 1, sums = 0, leave = 0;
+    int64_t slab = 1, sums = 0, leave = 0, trained = 0;
     for (int32_t u = 0; u < m->n_units; u++)
         for (int32_t i = 0; i < p->tpl[u]->n_segments; i++) {
             const tpl_segment *s = &p->tpl[u]->segment[i];
@@ -133,6 +133,7 @@ static void lay_out_grads(const plan *p, layout *l)
         const model_param *q = &m->params[i];
         if (q->flags & MT_PARAM_FROZEN)
             continue;
+        trained += q->elems;
         slab = max64(slab, min64(q->elems, LAYOUT_SLAB_ELEMS));
         slab = max64(slab, q->cols);
         bool shared = layout_contributors(m, i) > 1;
@@ -142,7 +143,10 @@ static void lay_out_grads(const plan *p, layout *l)
             l->bytes[LAYOUT_NARROW_PLANE] += layout_align(q->elems * 2);
     }
     l->slab_elems = layout_align(slab * 4) / 4;
-    l->bytes[LAYOUT_SLAB] = LAYOUT_SLABS * l->slab_elems * l->grad_size;
+    l->n_slabs = LAYOUT_SLABS;
+    if (p->deep)
+        l->n_slabs = max64(l->n_slabs, trained / LAYOUT_SLAB_SHARE / l->slab_elems);
+    l->bytes[LAYOUT_SLAB] = l->n_slabs * l->slab_elems * l->grad_size;
 }
 
 /* Weights and what goes with each parameter. */

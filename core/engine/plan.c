@@ -230,6 +230,17 @@ typedef struct candidate {
     bool small; /* segments, where it may have any */
 } candidate;
 
+/* Where updates run beside backward and host memory has room, they may be behind when it ends. */
+static void deepen(plan *p, const plan_limits *lim)
+{
+    p->deep = p->request.training && !(p->request.max_grad_norm > 0) && !lim->unified;
+    count_bytes(p);
+    if (!p->deep || fits(p, lim))
+        return;
+    p->deep = false;
+    count_bytes(p);
+}
+
 /* Completes a candidate. GEMMs are what recompute costs, so that every unit reaches `select`, which
  * repeats none, before the first is raised to `keep`. */
 static mt_status complete(plan *p, const candidate *c, const plan_limits *lim, bool *ret_fits)
@@ -237,6 +248,7 @@ static mt_status complete(plan *p, const candidate *c, const plan_limits *lim, b
     const plan_request *r = &p->request;
     p->groups = c->groups;
     p->held = c->where == PLACE_HELD;
+    p->deep = false;
     /* BF16 gradients of one group are held as such: one unit's sums suffice. */
     p->device_sums =
         c->where == PLACE_SUMS || (p->held && (c->groups > 1 || r->gradient_dtype == MT_F32));
@@ -266,6 +278,8 @@ static mt_status complete(plan *p, const candidate *c, const plan_limits *lim, b
         }
     }
     *ret_fits = ok;
+    if (ok)
+        deepen(p, lim);
     return plan_predict(p);
 }
 

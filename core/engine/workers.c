@@ -263,15 +263,15 @@ static void *worker_main(void *arg)
                   a.cpu);
     pthread_mutex_lock(&p->lock);
     for (;;) {
-        while (p->head == p->tail && !p->stop)
+        work *next;
+        while (!(next = work_queue_next(&p->queue)) && !p->stop)
             pthread_cond_wait(&p->wake, &p->lock);
-        if (p->head == p->tail)
+        if (!next)
             break;
-        work *next = &p->ring[p->head % p->cap];
         work w = *next;
         next->first += w.slice;
         if (next->first >= w.end)
-            p->head++;
+            work_queue_drop(&p->queue);
         if (is_update(&w) && p->n_updating++ == 0)
             p->updating_since = time_now();
         pthread_mutex_unlock(&p->lock);
@@ -312,15 +312,17 @@ mt_status pool_start(engine *e, int32_t threads, bool bind)
     pool *p = &e->pool;
     size_t n = (size_t)e->m->n_params;
     /* At most one update and one sum of a parameter wait at a time, and one piece per slab. */
-    p->cap = 4 * (int64_t)n + LAYOUT_SLABS + 16;
-    p->head = p->tail = p->cap; /* room to go ahead of the first */
-    p->ring = calloc((size_t)p->cap, sizeof *p->ring);
+    mt_status st = work_queue_init(&p->queue, e->m->n_units + 1,
+                                   (int32_t)(4 * (int64_t)n + e->l.n_slabs + 16));
+    if (st < 0)
+        return st;
     p->pending = calloc(n, sizeof *p->pending);
     p->updating = calloc(n, sizeof *p->updating);
-    if (!p->ring || !p->pending || !p->updating)
-        return status_nomem("the worker pool", (size_t)p->cap * sizeof *p->ring);
+    p->free_slab = calloc((size_t)e->l.n_slabs + 1, sizeof *p->free_slab);
+    if (!p->pending || !p->updating || !p->free_slab)
+        return status_nomem("the worker pool", n * sizeof *p->pending);
     if (e->training)
-        for (; p->n_free < LAYOUT_SLABS; p->n_free++)
+        for (; p->n_free < e->l.n_slabs; p->n_free++)
             p->free_slab[p->n_free] =
                 (char *)e->region[LAYOUT_SLAB] + p->n_free * e->l.slab_elems * e->l.grad_size;
     if (threads <= 0)
@@ -367,20 +369,19 @@ void pool_stop(engine *e)
     for (int32_t i = 0; i < p->n_started; i++)
         pthread_join(p->thread[i], NULL);
     free(p->thread);
-    free(p->ring);
+    work_queue_free(&p->queue);
+    free(p->free_slab);
     free(p->pending);
     free(p->updating);
     free(p->block);
 }
 
-/* What is gathered is what the next forward begins with, and waits for nothing that is queued: it
- * goes ahead of the updates of all units above. */
-static void enqueue(pool *p, const work *w)
+/* The workers first do what the next forward needs first: what it gathers, then one unit after the
+ * other. So the lower a unit, the less its gradients, which leave late in backward, wait for those
+ * of units above; these have time until forward has come to them. */
+static int32_t lane_of(const engine *e, const work *w)
 {
-    if (w->kind == WORK_GATHER)
-        p->ring[--p->head % p->cap] = *w;
-    else
-        p->ring[p->tail++ % p->cap] = *w;
+    return w->kind == WORK_GATHER ? 0 : 1 + e->m->params[w->param].unit;
 }
 
 /* The pool's lock is held. */
@@ -416,9 +417,9 @@ void pool_submit(engine *e, const work *w)
     if (!w->announced)
         expect(p, w->param, (w->end - w->first + w->slice - 1) / w->slice, is_update(w));
     if (p->n_threads) {
-        while (p->tail - p->head == p->cap)
+        while (work_queue_full(&p->queue))
             pthread_cond_wait(&p->done, &p->lock);
-        enqueue(p, w);
+        work_queue_push(&p->queue, lane_of(e, w), w);
         pthread_cond_broadcast(&p->wake);
         pthread_mutex_unlock(&p->lock);
         return;

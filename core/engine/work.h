@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the optimizer's workers are given to do, and the order in which they take it.
+ */
+#ifndef MT_CORE_ENGINE_WORK_H
+#define MT_CORE_ENGINE_WORK_H
+
+#include <megatrain/base.h>
+
+#include <stdbool.h>
+
+typedef enum work_kind {
+    WORK_UPDATE_PLANE, /* slices of the gradient plane */
+    WORK_UPDATE_SLAB,  /* one slice whose gradient is in a slab */
+    WORK_UPDATE_ROWS,  /* a table: `rows` holds the gradients of the rows that the batch used */
+    WORK_ADD,          /* plane = or += slab */
+    WORK_SCATTER,      /* plane rows = or += `rows` */
+    WORK_SUM_SQUARES,  /* of the plane, a partial sum for each slice */
+    WORK_GATHER        /* pack rows of a table's planes for the device */
+} work_kind;
+
+typedef struct update_params {
+    int64_t step;
+    double lr, grad_scale;
+} update_params;
+
+/* Elements first .. end of a parameter (of its packed rows for a gather), in slices. */
+typedef struct work {
+    work_kind kind;
+    int32_t param;
+    int64_t first, end, slice;
+    void *slab;          /* [slice] as gradients leave; becomes free afterwards; NULL: zeros */
+    const void *rows;    /* [rows of the set][cols] as gradients leave; NULL: there are none */
+    int32_t set;         /* packed rows: of which set */
+    int64_t pack_offset; /* gather: elements into the set's staging */
+    bool first_share;    /* add, scatter: the first contribution of the step */
+    bool then_update;    /* add, scatter: the last contribution, update at once */
+    bool announced;      /* by pool_announce */
+    update_params update;
+} work;
+
+/* Work that waits, in lanes: what is in the lowest lane is taken first, and of a lane what came
+ * first. Not locked by itself. */
+typedef struct work_queue {
+    struct work_node *node; /* [cap] */
+    struct work_lane *lane; /* [lanes] */
+    int32_t lanes, lowest;  /* no lane below `lowest` has any */
+    int32_t free;           /* first of the nodes that are not in a lane, -1: none */
+    int64_t n;
+} work_queue;
+
+/* Room for `cap` pieces of work in lanes 0 .. lanes-1. Free it even if this fails.
+ * Errors: MT_ERR_NOMEM. */
+mt_status work_queue_init(work_queue *q, int32_t lanes, int32_t cap);
+void work_queue_free(work_queue *q);
+
+static inline bool work_queue_full(const work_queue *q)
+{
+    return q->free < 0;
+}
+
+/* There must be room. */
+void work_queue_push(work_queue *q, int32_t lane, const work *w);
+/* The next one, which stays in the queue: its `first` may be moved on. NULL: there is none. */
+work *work_queue_next(work_queue *q);
+/* Removes what work_queue_next has returned last. */
+void work_queue_drop(work_queue *q);
+
+#endif
