@@ -5,6 +5,7 @@
  */
 #include "internal.h"
 
+#include <string.h>
 #include <unistd.h>
 
 static uint64_t next_random(uint64_t *state)
@@ -39,4 +40,10 @@ void chaos_poison(engine *e, void *queue, void *p, int64_t bytes)
         return;
     e->b->fill(e->dev, queue, p, 0xff, bytes);
     enqueued(e, queue);
+}
+
+void chaos_forget(const engine *e, void *p, int64_t bytes)
+{
+    if (e->chaos)
+        memset(p, 0xff, (size_t)bytes);
 }

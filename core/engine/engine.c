@@ -507,7 +507,7 @@ mt_status engine_gradients(engine *e, const step_batch *batch, double *ret_loss_
         if (e->plane[i])
             memcpy(ret_grads[i], e->plane[i], bytes);
         else if (e->narrow[i])
-            pool_widen(e, ret_grads[i], e->narrow[i], e->m->params[i].elems, false);
+            slice_widen(e, ret_grads[i], e->narrow[i], e->m->params[i].elems, false);
         else
             memset(ret_grads[i], 0, bytes);
     }

@@ -241,28 +241,27 @@ static void land_dense(engine *e, const landing *l, int32_t slot, const contribu
         land_slices(e, l, slot, *c, src);
 }
 
-/* A table's gradient: packed rows come out, each slice's with it, and go where they belong in the
- * dense gradient. A slice without any is zero. */
-static void land_rows(engine *e, const contribution *c, const char *src, int32_t set)
+/* A table's gradient: packed rows come out, by slabs, each with the part of the table that begins
+ * with its first row, and go where they belong in the dense gradient. An update by an earlier
+ * step's must be through. */
+static void land_rows(engine *e, const landing *l, const contribution *c, const char *src)
 {
     const model_param *p = &e->m->params[c->param];
-    const group_set *s = &e->set[set];
+    const group_set *s = &e->set[l->set];
     bool plane = e->plane[c->param] || e->narrow[c->param];
     if (!c->first)
         finish_earlier(e, c);
-    int64_t slice = layout_slice(p, e->l.slab_elems);
-    for (int64_t first = 0; first < p->elems; first += slice) {
-        int64_t n = p->elems - first < slice ? p->elems - first : slice;
-        int64_t row = pool_first_row(s, first / p->cols);
-        int64_t rows = pool_first_row(s, (first + n) / p->cols) - row;
+    else if (!c->held) /* held ones are announced, and the earlier step's were waited for */
+        pool_wait_param(e, c->param);
+    int64_t most = e->l.slab_elems / p->cols;
+    for (int64_t row = 0; row < s->n_rows; row += most) {
+        int64_t n = s->n_rows - row < most ? s->n_rows - row : most;
         work w = work_on(e, c, plane ? WORK_SCATTER : WORK_UPDATE_ROWS);
-        w.first = first;
-        w.end = first + n;
-        w.set = set;
-        if (rows > 0)
-            copy_slice(e, w, src + row * p->cols * e->l.grad_size, rows * p->cols);
-        else
-            hand_over(e, w);
+        w.first = row ? s->rows[row] * p->cols : 0;
+        w.end = row + n < s->n_rows ? s->rows[row + n] * p->cols : p->elems;
+        w.set = l->set;
+        w.first_row = row;
+        copy_slice(e, w, src + row * p->cols * e->l.grad_size, n * p->cols);
     }
 }
 
@@ -316,7 +315,7 @@ static void land_slice(engine *e, const landing *l, int32_t k)
     c.end = slice->first + slice->n;
     const char *src = (const char *)e->grads[l->buffer].data + slice->at * e->l.grad_size;
     if (t->params[slice->slot].gathered)
-        land_rows(e, &c, src, l->set);
+        land_rows(e, l, &c, src);
     else
         land_dense(e, l, slice->slot, &c, src);
 }
@@ -529,7 +528,7 @@ static void read_slice(engine *e, float *dst, const char *src, int64_t n)
     void *slab = pool_wait_slab(e);
     e->b->copy_out(e->dev, e->q_out, slab, src, n * e->l.grad_size);
     e->b->queue_sync(e->dev, e->q_out);
-    pool_widen(e, dst, slab, n, false);
+    slice_widen(e, dst, slab, n, false);
     pool_release_slab(e, slab);
 }
 

@@ -63,6 +63,16 @@ typedef struct pass_record {
 
 /* ---- workers --------------------------------------------------------------------------------- */
 
+/* A table whose rows are read from the host a few at a time. Its updates go row by row, each by
+ * whoever claims it first: a worker that goes through all of the table, or one that gathers the row
+ * for the next forward, which so waits for no others. */
+typedef struct table {
+    work *update; /* [cap_updates] under way, by first element */
+    int64_t n_updates, cap_updates;
+    int64_t announced;    /* elements whose updates are yet to be submitted */
+    _Atomic uint8_t *row; /* [rows] old, claimed or new: slices.c */
+} table;
+
 typedef struct pool {
     pthread_mutex_t lock;
     pthread_cond_t wake; /* workers: there is work, or stop */
@@ -72,15 +82,20 @@ typedef struct pool {
     int32_t n_started;
     bool stop;
     work_queue queue;
-    int32_t *pending;  /* [n_params] slices not yet done */
-    int32_t *updating; /* [n_params] those of them that change masters */
-    int64_t outstanding;
-    int32_t n_updating;      /* workers at an update */
-    uint64_t updating_since; /* when the first of them began */
-    float *block;            /* [workers][block_elems] gradients that are widened or scattered */
-    int64_t block_elems;     /* as many as one call of the optimizer gets */
-    void **free_slab; /* [l.n_slabs] the one that came back last is taken first */
+    /* Elements of work not yet done. */
+    int64_t *pending;               /* [n_params] of the parameter, gathers apart */
+    int64_t *updating;              /* [n_params] that change masters */
+    int64_t gathering;              /* of gathers */
+    int64_t set_users[LAYOUT_SETS]; /* that reads the set's rows */
+    int64_t outstanding;            /* all of it */
+    table **table;                  /* [n_params] NULL: gathered nowhere, or never updated by row */
+    int32_t n_updating;             /* workers at an update */
+    uint64_t updating_since;        /* when the first of them began */
+    float *block;        /* [workers][block_elems] gradients that are widened or scattered */
+    int64_t block_elems; /* as many as one call of the optimizer gets */
+    void **free_slab;    /* [l.n_slabs] the one that came back last is taken first */
     int64_t n_free;
+    int32_t *slab_users; /* [l.n_slabs] slices that read it */
     mt_status error;
     char error_text[512];
 } pool;
@@ -299,6 +314,7 @@ static inline int32_t piece_param(const engine *e, int32_t piece, const tpl_slic
 void chaos_delay(engine *e, void *queue, uint64_t *rng);
 void chaos_sleep(engine *e, uint64_t *rng);
 void chaos_poison(engine *e, void *queue, void *p, int64_t bytes);
+void chaos_forget(const engine *e, void *p, int64_t bytes); /* the same of host memory, at once */
 /* What follows every enqueue: waits for it when serial. */
 static inline void enqueued(engine *e, void *queue)
 {
@@ -324,19 +340,32 @@ void pool_submit(engine *e, const work *w);
  * whoever waits for the parameter waits for them. */
 void pool_announce(engine *e, int32_t param);
 void pool_wait_param(engine *e, int32_t param);
-/* Is any parameter that the piece reads being updated? */
+/* Is any parameter that the piece reads being updated? Tables that are gathered from do not count:
+ * rows that have been packed are up to date. */
 bool pool_updating(engine *e, int32_t piece);
-/* Until masters of every parameter that the piece reads are up to date. */
+/* Until masters of every such parameter are up to date. */
 void pool_wait_updates(engine *e, int32_t piece);
 void pool_wait_idle(engine *e);
+/* Until rows of a table can be gathered: all of its update that is under way is on the host. */
+void pool_wait_table(engine *e, int32_t param);
+void pool_wait_gathers(engine *e);
+void pool_wait_set(engine *e, int32_t set); /* until no work reads the set's rows */
 void *pool_try_slab(engine *e);
 void *pool_wait_slab(engine *e);
 void pool_release_slab(engine *e, void *slab);
-/* dst = or += n gradients as they leave the device. */
-void pool_widen(const engine *e, float *dst, const void *src, int64_t n, bool add);
-/* Index of the first of a set's rows whose id is at least `id`. */
-int64_t pool_first_row(const group_set *s, int64_t id);
 mt_status pool_error(engine *e);
+
+/* slices.c */
+enum { SLICE_BLOCK_ELEMS = 1 << 14 }; /* gradients that stay in a worker's cache */
+/* Does elements first .. first+n of the work, a slice of it; `block` is the worker's own. [any] */
+mt_status slice_run(engine *e, const work *w, int64_t first, int64_t n, float *block);
+/* dst = or += n gradients as they leave the device. */
+void slice_widen(const engine *e, float *dst, const void *src, int64_t n, bool add);
+mt_status tables_start(engine *e);
+void tables_stop(engine *e);
+/* From now on w's rows are updated by w. Nothing of them is under way, there is room, and the
+ * pool's lock is held. */
+void table_add(table *t, const work *w, int64_t cols);
 
 /* stream.c */
 mt_status stream_start(engine *e);

@@ -143,10 +143,16 @@ static void lay_out_grads(const plan *p, layout *l)
             l->bytes[LAYOUT_NARROW_PLANE] += layout_align(q->elems * 2);
     }
     l->slab_elems = layout_align(slab * 4) / 4;
-    l->n_slabs = LAYOUT_SLABS;
-    if (p->deep)
-        l->n_slabs = max64(l->n_slabs, trained / LAYOUT_SLAB_SHARE / l->slab_elems);
-    l->bytes[LAYOUT_SLAB] = l->n_slabs * l->slab_elems * l->grad_size;
+    l->trained_elems = trained;
+}
+
+/* What slabs and the staging of embeddings take together is bounded where there are many. */
+static void lay_out_slabs(const plan *p, layout *l)
+{
+    int64_t slab = l->slab_elems * l->grad_size;
+    int64_t room = l->trained_elems * l->grad_size / LAYOUT_DEEP_SHARE - l->bytes[LAYOUT_GATHERED];
+    l->n_slabs = p->deep ? max64(LAYOUT_SLABS, room / slab) : LAYOUT_SLABS;
+    l->bytes[LAYOUT_SLAB] = l->n_slabs * slab;
 }
 
 /* Weights and what goes with each parameter. */
@@ -269,6 +275,8 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
     if (r->training)
         lay_out_grads(p, &l);
     lay_out_params(p, backend, device, &l);
+    if (r->training)
+        lay_out_slabs(p, &l);
     lay_out_values(p, &l);
 
     l.stream_elems = layout_align(l.tokens * 4) / 4;

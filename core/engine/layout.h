@@ -13,7 +13,7 @@ enum {
                                 piece has a buffer of its own */
     LAYOUT_SLABS = 16,       /* gradient slices on their way to the optimizer, at least */
     LAYOUT_SLAB_ELEMS = 1 << 19,
-    LAYOUT_SLAB_SHARE = 16,      /* with plan.deep: one gradient in so many has room */
+    LAYOUT_DEEP_SHARE = 12,      /* with plan.deep: of so many bytes of gradients one has room */
     LAYOUT_FLIGHT = 16,          /* copies out whose end nobody has seen yet */
     LAYOUT_JOIN_ELEMS = 1 << 24, /* masters that are joined at once: bounds the scratch */
     LAYOUT_SETS = 2,             /* groups whose batches are on the device */
@@ -80,6 +80,7 @@ typedef struct layout {
     int64_t n_values;          /* boundary gradients */
     int64_t micro_elems;       /* int32 of a micro-batch: ids, rows, targets, positions, starts */
     int64_t stream_elems;      /* int32 of each of the first four */
+    int64_t trained_elems;     /* of all parameters that are updated */
     int64_t n_slabs, slab_elems;
     int64_t gather_rows, gather_cols; /* cols: summed over gathered slots */
     int64_t n_slots;                  /* parameter slots of all units */

@@ -82,8 +82,8 @@ typedef struct plan {
     bool held;             /* gradients stay on the device until their norm is known */
     bool deep; /* slabs for a good share of all gradients, which the optimizer may be behind with
                   when backward ends and deal with beside the next forward */
-    tpl_policy *policy;    /* [n_units] */
-    tpl_plan **tpl;        /* [n_units]; units with the same template and policy share one */
+    tpl_policy *policy; /* [n_units] */
+    tpl_plan **tpl;     /* [n_units]; units with the same template and policy share one */
     plan_item item[32];
     int32_t n_items;
     int64_t tier_bytes[PLAN_TIERS];

@@ -45,34 +45,30 @@ static void index_rows(engine *e, group_set *s)
         row_of[s->rows[r]] = -1;
 }
 
+enum { PACK_ELEMS = 1 << 17 }; /* of a worker at a time */
+
 /* Packs the rows in use of every gathered table. The workers do it: it is the one copy of weights
- * that host memory pays for twice. */
+ * that host memory pays for twice, and where an update is under way they make it of those rows. */
 static void pack_rows(engine *e, int32_t set)
 {
     const group_set *s = &e->set[set];
-    for (int pass = 0; pass < 2; pass++)
-        for (int32_t u = 0; u < e->m->n_units; u++) {
-            const model_unit *unit = &e->m->units[u];
-            if (!e->unit[u].gathers)
+    for (int32_t u = 0; u < e->m->n_units; u++) {
+        const model_unit *unit = &e->m->units[u];
+        for (uint32_t k = 0; e->unit[u].gathers && k < unit->t->n_params; k++) {
+            int64_t cols = unit->t->params[k].info.cols;
+            if (!unit->t->params[k].gathered)
                 continue;
-            pool_wait_updates(e, e->unit[u].first_piece);
-            for (uint32_t k = 0; k < unit->t->n_params; k++) {
-                int64_t cols = unit->t->params[k].info.cols;
-                if (!unit->t->params[k].gathered)
-                    continue;
-                if (pass == 1) {
-                    pool_wait_param(e, unit->slot[k]);
-                    continue;
-                }
-                int64_t rows = LAYOUT_SLAB_ELEMS / cols > 0 ? LAYOUT_SLAB_ELEMS / cols : 1;
-                pool_submit(e, &(work){ .kind = WORK_GATHER,
-                                        .param = unit->slot[k],
-                                        .end = s->n_rows * cols,
-                                        .slice = rows * cols,
-                                        .set = set,
-                                        .pack_offset = e->pack_offset[e->unit[u].slot_base + k] });
-            }
+            pool_wait_table(e, unit->slot[k]);
+            int64_t rows = PACK_ELEMS / cols > 0 ? PACK_ELEMS / cols : 1;
+            pool_submit(e, &(work){ .kind = WORK_GATHER,
+                                    .param = unit->slot[k],
+                                    .end = s->n_rows * cols,
+                                    .slice = rows * cols,
+                                    .set = set,
+                                    .pack_offset = e->pack_offset[e->unit[u].slot_base + k] });
         }
+    }
+    pool_wait_gathers(e);
 }
 
 void stream_prepare(engine *e, const micro_batch *const *micro, micro_range range, int64_t key,
@@ -85,10 +81,7 @@ void stream_prepare(engine *e, const micro_batch *const *micro, micro_range rang
      * gradients on the host. */
     e->b->event_sync(e->dev, s->done);
     lander_wait(e, s->landing);
-    for (int32_t u = 0; u < e->m->n_units; u++)
-        for (uint32_t k = 0; e->unit[u].gathers && k < e->m->units[u].t->n_params; k++)
-            if (e->m->units[u].t->params[k].gathered)
-                pool_wait_param(e, e->m->units[u].slot[k]);
+    pool_wait_set(e, index);
 
     s->key = key;
     s->range = range;

@@ -12,9 +12,9 @@
 typedef enum work_kind {
     WORK_UPDATE_PLANE, /* slices of the gradient plane */
     WORK_UPDATE_SLAB,  /* one slice whose gradient is in a slab */
-    WORK_UPDATE_ROWS,  /* a table: `rows` holds the gradients of the rows that the batch used */
+    WORK_UPDATE_ROWS,  /* of a table: the slab holds the gradients of rows that the batch used */
     WORK_ADD,          /* plane = or += slab */
-    WORK_SCATTER,      /* plane rows = or += `rows` */
+    WORK_SCATTER,      /* plane rows = or += rows in the slab */
     WORK_SUM_SQUARES,  /* of the plane, a partial sum for each slice */
     WORK_GATHER        /* pack rows of a table's planes for the device */
 } work_kind;
@@ -29,15 +29,23 @@ typedef struct work {
     work_kind kind;
     int32_t param;
     int64_t first, end, slice;
-    void *slab;          /* [slice] as gradients leave; becomes free afterwards; NULL: zeros */
-    const void *rows;    /* [rows of the set][cols] as gradients leave; NULL: there are none */
+    void *slab;          /* gradients as they leave; becomes free afterwards; NULL: zeros */
     int32_t set;         /* packed rows: of which set */
+    int64_t first_row;   /* which of them the slab begins with */
     int64_t pack_offset; /* gather: elements into the set's staging */
     bool first_share;    /* add, scatter: the first contribution of the step */
     bool then_update;    /* add, scatter: the last contribution, update at once */
     bool announced;      /* by pool_announce */
+    bool by_row;         /* set by the pool: rows are updated by whoever claims them */
     update_params update;
 } work;
+
+/* Does it change masters? */
+static inline bool work_updates(const work *w)
+{
+    return w->kind == WORK_UPDATE_PLANE || w->kind == WORK_UPDATE_SLAB ||
+           w->kind == WORK_UPDATE_ROWS || w->then_update;
+}
 
 /* Work that waits, in lanes: what is in the lowest lane is taken first, and of a lane what came
  * first. Not locked by itself. */
