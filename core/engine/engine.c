@@ -342,6 +342,7 @@ static void run_step(engine *e, const step_batch *batch, bool update,
         e->step.params = (update_params){ params->step, params->lr, 1.0 };
     pass_train(e);
     lander_wait(e, e->landings_given);
+    e->step.landed = time_now();
     step_sum_loss(e);
     experts_count(e, batch->n);
     /* What the updates that follow write on the timeline is the next step's. */
@@ -458,8 +459,9 @@ mt_status engine_step(engine *e, const step_batch *batch, const engine_step_para
         experts_balance(e);
     if (e->serial)
         pool_wait_idle(e);
-    time_account(e, from, &r);
-    r.seconds = (double)(time_now() - from) * 1e-9;
+    uint64_t to = time_now();
+    time_account(e, from, to, &r);
+    r.seconds = (double)(to - from) * 1e-9;
     *ret = r;
     return MT_OK;
 }

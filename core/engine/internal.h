@@ -210,6 +210,7 @@ typedef struct step_state {
     double loss_sum, aux_loss_sum;
     bool discard;     /* no update of this step may happen */
     int32_t bad_unit; /* immediate: its gradient is not finite; -1: none */
+    uint64_t landed;  /* when all gradients were where they belong, ns */
 } step_state;
 
 struct engine {
@@ -329,7 +330,7 @@ int64_t time_begin(engine *e, void *queue, int track_, event_kind kind, int32_t 
 void time_end(engine *e, void *queue, int64_t index);
 /* Host work that is over already. Only in a detailed timeline. [any] */
 void time_span(engine *e, int track_, event_kind kind, int32_t unit, uint64_t from, uint64_t to);
-void time_account(engine *e, uint64_t from, engine_result *ret);
+void time_account(engine *e, uint64_t from, uint64_t to, engine_result *ret);
 mt_status trace_write(engine *e);
 
 /* workers.c */

@@ -107,10 +107,11 @@ static void account_traffic(engine *e, engine_result *ret)
     ret->update_seconds = (double)atomic_exchange(&t->update_ns, 0) * 1e-9;
 }
 
-/* Splits the time since `from` into busy and waiting. A gap before a pass is charged to the
+/* Splits the time from `from` to `to` into busy and waiting. A gap before a pass is charged to the
  * dependency of the pass that was met last; of a gap charged to weights, the part during which
- * their copy-in could not start because of the optimizer is the optimizer's. */
-void time_account(engine *e, uint64_t from, engine_result *ret)
+ * their copy-in could not start because of the optimizer is the optimizer's. After the last pass
+ * gradients are waited for until all are out, then their norm, which is the optimizer's too. */
+void time_account(engine *e, uint64_t from, uint64_t to, engine_result *ret)
 {
     const uint64_t *ns = e->time.ns;
     uint64_t before = from, busy = 0, wait[ENGINE_WAITS] = { 0 };
@@ -136,6 +137,9 @@ void time_account(engine *e, uint64_t from, engine_result *ret)
         busy += end > begin ? end - begin : 0;
         before = end > before ? end : before;
     }
+    uint64_t landed = e->step.landed;
+    wait[ENGINE_WAIT_GRADIENTS] += overlap(before, to, before, landed);
+    wait[ENGINE_WAIT_OPTIMIZER] += overlap(before, to, landed, to);
     ret->compute_seconds = (double)busy * 1e-9;
     for (int k = 0; k < ENGINE_WAITS; k++)
         ret->wait_seconds[k] = (double)wait[k] * 1e-9;
