@@ -340,11 +340,14 @@ static void run_step(engine *e, const step_batch *batch, bool update,
                             .bad_unit = -1 };
     if (update)
         e->step.params = (update_params){ params->step, params->lr, 1.0 };
+    parking_open(e);
     pass_train(e);
     lander_wait(e, e->landings_given);
+    e->b->event_sync(e->dev, e->set[lander_last_set(e)].done);
+    experts_count(e, batch->n);
+    parking_clear(e);
     e->step.landed = time_now();
     step_sum_loss(e);
-    experts_count(e, batch->n);
     /* What the updates that follow write on the timeline is the next step's. */
     e->traffic.end_event = atomic_load(&e->time.next);
 }
@@ -404,7 +407,7 @@ static void start_updates(engine *e)
             if (p->unit != u || (p->flags & MT_PARAM_FROZEN))
                 continue;
             if (stays_for_norm(e, i))
-                pool_announce(e, i);
+                pool_announce(e, i, p->elems);
             else
                 pool_submit(e, &(work){ .kind = WORK_UPDATE_PLANE,
                                         .param = i,
@@ -450,8 +453,8 @@ mt_status engine_step(engine *e, const step_batch *batch, const engine_step_para
     e->s->version++;
     if (e->step.bad_unit >= 0)
         return status_set(MT_ERR_NUMERIC,
-                          "step %lld: the gradient of unit '%s' is not finite, and units above it "
-                          "are already updated (max_grad_norm is 0): resume from a checkpoint",
+                          "step %lld: the gradient of unit '%s' is not finite, and others are "
+                          "already updated (max_grad_norm is 0): resume from a checkpoint",
                           (long long)params->step, e->m->units[e->step.bad_unit].name);
     if (clip && r.updated)
         start_updates(e);

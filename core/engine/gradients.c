@@ -48,9 +48,9 @@ void step_sum_loss(engine *e)
         s->discard = true;
 }
 
-/* With immediate updates: is the loss finite, and this piece's gradient? Its sums of squares were
- * copied out on the compute queue before the gradients were called ready. */
-static void check_piece(engine *e, int32_t index)
+/* Its sums of squares were copied out on the compute queue before the gradients were called ready.
+ */
+void lander_check_piece(engine *e, int32_t index)
 {
     step_sum_loss(e);
     if (e->step.discard)
@@ -305,11 +305,10 @@ static void land_slice(engine *e, const landing *l, int32_t k)
     const tpl_slice *slice = &piece_segment(e, l->piece)->slice[k];
     const tpl *t = e->m->units[e->piece[l->piece].unit].t;
     int32_t param = piece_param(e, l->piece, slice);
-    bool stays = stays_for_norm(e, param);
     contribution c = { .param = param, .first = true, .held = true, .params = l->update };
     if (!l->held)
         c = contribute(e, l, k);
-    if (stays != l->held)
+    if (e->p->held && stays_for_norm(e, param) != l->held)
         return;
     c.begin = slice->first;
     c.end = slice->first + slice->n;
@@ -320,7 +319,7 @@ static void land_slice(engine *e, const landing *l, int32_t k)
         land_dense(e, l, slice->slot, &c, src);
 }
 
-static void land(engine *e, const landing *l, int64_t number)
+static void land(engine *e, const landing *l)
 {
     const tpl_segment *s = piece_segment(e, l->piece);
     grad_buffer *g = &e->grads[l->buffer];
@@ -333,17 +332,17 @@ static void land(engine *e, const landing *l, int64_t number)
     if (immediate || e->m->units[e->piece[l->piece].unit].t->experts > 0)
         e->b->event_sync(e->dev, g->ready);
     if (immediate) /* nothing may be updated before all is known to be finite */
-        check_piece(e, l->piece);
+        lander_check_piece(e, l->piece);
     for (int32_t k = 0; k < s->n_slices; k++)
         if (!(e->m->params[piece_param(e, l->piece, &s->slice[k])].flags & MT_PARAM_FROZEN))
             land_slice(e, l, k);
     time_end(e, e->q_out, g->copy_out);
-    if (l->held == e->p->held)
+    if (l->held || !e->p->held)
         chaos_poison(e, e->q_out, g->data, g->bytes);
     e->b->event_record(e->dev, g->free, e->q_out);
 
     pthread_mutex_lock(&e->lock);
-    e->landings_enqueued = number;
+    g->busy = false;
     pthread_cond_broadcast(&e->progress);
     pthread_mutex_unlock(&e->lock);
 
@@ -357,28 +356,55 @@ static void land(engine *e, const landing *l, int64_t number)
         pool_submit(e, &w);
     }
     e->n_complete = 0;
+}
 
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+static void land_given(engine *e)
+{
+    int64_t number = e->landings_done + 1;
+    pthread_mutex_lock(&e->lock);
+    landing l = e->landing[number % e->cap_landings];
+    pthread_mutex_unlock(&e->lock);
+    land(e, &l);
     pthread_mutex_lock(&e->lock);
     e->landings_done = number;
     pthread_cond_broadcast(&e->progress);
     pthread_mutex_unlock(&e->lock);
 }
 
-/* ---- the thread ------------------------------------------------------------------------------ */
+static void land_parked(engine *e)
+{
+    landing l;
+    if (!parking_take(e, &l))
+        return;
+    land(e, &l);
+    pthread_mutex_lock(&e->lock);
+    e->parking.taken = false;
+    pthread_cond_broadcast(&e->progress);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static bool has_parked(const engine *e)
+{
+    return e->parking.n > 0 && !e->parking.closed;
+}
 
 static void *lander_main(void *arg)
 {
     engine *e = arg;
     pthread_mutex_lock(&e->lock);
     for (;;) {
-        while (e->landings_done == e->landings_given && !e->stop)
+        bool given;
+        while (!(given = e->landings_done < e->landings_given) && !has_parked(e) && !e->stop)
             pthread_cond_wait(&e->wake, &e->lock);
-        if (e->landings_done == e->landings_given)
+        if (!given && !has_parked(e))
             break;
-        int64_t number = e->landings_done + 1;
-        landing l = e->landing[number % e->cap_landings];
         pthread_mutex_unlock(&e->lock);
-        land(e, &l, number);
+        if (given)
+            land_given(e);
+        else
+            land_parked(e);
         pthread_mutex_lock(&e->lock);
     }
     pthread_mutex_unlock(&e->lock);
@@ -395,6 +421,14 @@ mt_status lander_start(engine *e)
     e->grads = calloc((size_t)e->l.n_grads, sizeof *e->grads);
     if (!e->landing || !e->grads)
         return status_nomem("the engine's tables", (size_t)e->l.n_grads * sizeof *e->grads);
+    int64_t *at = calloc((size_t)e->l.n_pieces, sizeof *at);
+    e->parking.landing = calloc((size_t)e->l.n_pieces, sizeof *e->parking.landing);
+    if (!at || !e->parking.landing) {
+        free(at);
+        return status_nomem("the engine's tables", (size_t)e->l.n_pieces * sizeof *at);
+    }
+    if (e->l.parked)
+        layout_park(e->p, e->l.grad_size, at);
     char *data = e->region[LAYOUT_GRADS];
     mt_status st = e->b->event_create(e->dev, &e->loss_ready);
     for (int i = 0; i < LAYOUT_FLIGHT && st == MT_OK; i++)
@@ -404,12 +438,15 @@ mt_status lander_start(engine *e)
         const tpl_segment *s = e->l.own_grads ? piece_segment(e, (int32_t)i) : NULL;
         g->bytes = s ? layout_leave_bytes(s, e->l.grad_size) : e->l.grad_stride;
         g->data = e->l.leave_sums ? (char *)lander_sums(e, (int32_t)i, NULL) : data;
-        data += e->l.leave_sums ? 0 : g->bytes;
+        data += e->l.leave_sums || (e->l.parked && at[i] >= 0) ? 0 : g->bytes;
         g->copy_out = -1;
         st = e->b->event_create(e->dev, &g->ready);
         if (st == MT_OK)
             st = e->b->event_create(e->dev, &g->free);
     }
+    if (e->l.parked)
+        parking_place(e, at);
+    free(at);
     if (st < 0 || e->serial)
         return st;
     int err = pthread_create(&e->lander, NULL, lander_main, e);
@@ -440,6 +477,7 @@ void lander_stop(engine *e)
     }
     free(e->grads);
     free(e->landing);
+    free(e->parking.landing);
 }
 
 /* ---- the main thread's side ------------------------------------------------------------------ */
@@ -453,36 +491,40 @@ float *lander_sums(const engine *e, int32_t piece, const grad_buffer *g)
     return g->data;
 }
 
+void lander_free(engine *e, const grad_buffer *g)
+{
+    pthread_mutex_lock(&e->lock);
+    while (g->busy) /* a wait means the record before it, so `free` must have been recorded */
+        pthread_cond_wait(&e->progress, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+    e->b->event_wait(e->dev, e->q_compute, g->free);
+}
+
 /* The buffer that the piece's gradients will leave from; compute has been told to wait until its
  * former contents are out. */
 grad_buffer *lander_acquire(engine *e, int32_t piece, int32_t *ret_index)
 {
     int32_t i = e->l.own_grads ? piece : (int32_t)(e->next_grad++ % e->l.n_grads);
     grad_buffer *g = &e->grads[i];
-    pthread_mutex_lock(&e->lock);
-    /* A wait means the record before it, so `free` must have been recorded. */
-    while (e->landings_enqueued < g->landing)
-        pthread_cond_wait(&e->progress, &e->lock);
-    pthread_mutex_unlock(&e->lock);
-    e->b->event_wait(e->dev, e->q_compute, g->free);
+    lander_free(e, g);
     *ret_index = i;
     return g;
 }
 
-static void give(engine *e, const landing *l)
+void lander_give(engine *e, const landing *l)
 {
     int64_t number = e->landings_given + 1;
-    e->grads[l->buffer].landing = number;
     if (e->unit[e->piece[l->piece].unit].gathers)
         e->set[l->set].landing = number;
     if (e->serial) {
-        e->landings_given = number;
-        land(e, l, number);
+        land(e, l);
+        e->landings_given = e->landings_done = number;
         return;
     }
     pthread_mutex_lock(&e->lock);
     while (e->landings_given - e->landings_done >= e->cap_landings - 1)
         pthread_cond_wait(&e->progress, &e->lock);
+    e->grads[l->buffer].busy = true;
     e->landing[number % e->cap_landings] = *l;
     e->landings_given = number;
     pthread_cond_signal(&e->wake);
@@ -492,7 +534,10 @@ static void give(engine *e, const landing *l)
 void lander_submit(engine *e, const landing *l)
 {
     e->b->event_record(e->dev, e->grads[l->buffer].ready, e->q_compute);
-    give(e, l);
+    if (parking_takes(e, l->piece))
+        parking_add(e, l);
+    else
+        lander_give(e, l);
 }
 
 static bool any_stays(const engine *e, int32_t piece)
@@ -504,8 +549,7 @@ static bool any_stays(const engine *e, int32_t piece)
     return false;
 }
 
-/* The set whose table rows the step's last group used. */
-static int32_t last_set(const engine *e)
+int32_t lander_last_set(const engine *e)
 {
     const sequence *s = &e->step.seq;
     return (int32_t)((s->first_key + s->n_groups - 1) % LAYOUT_SETS);
@@ -515,11 +559,11 @@ void lander_release(engine *e)
 {
     for (int32_t i = 0; i < e->l.n_pieces; i++)
         if (any_stays(e, i))
-            give(e, &(landing){ .piece = i,
-                                .buffer = i,
-                                .set = last_set(e),
-                                .held = true,
-                                .update = e->step.params });
+            lander_give(e, &(landing){ .piece = i,
+                                       .buffer = i,
+                                       .set = lander_last_set(e),
+                                       .held = true,
+                                       .update = e->step.params });
 }
 
 /* n gradients that are on the device, by way of a slab. The lander is idle. */
@@ -536,7 +580,7 @@ static void read_slice(engine *e, float *dst, const char *src, int64_t n)
 static void read_param(engine *e, float *dst, const model_param *p, const tpl_slice *part,
                        const char *src)
 {
-    const group_set *s = &e->set[last_set(e)];
+    const group_set *s = &e->set[lander_last_set(e)];
     int64_t slice = layout_slice(p, e->l.slab_elems);
     for (int64_t r = 0; p->gathered && r < s->n_rows; r++)
         read_slice(e, dst + s->rows[r] * p->cols, src + r * p->cols * e->l.grad_size, p->cols);

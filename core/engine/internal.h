@@ -116,8 +116,9 @@ typedef struct grad_buffer {
     void *data; /* gradients as they leave */
     int64_t bytes;
     void *ready, *free; /* events: gradients complete; all copied out */
-    int64_t landing;    /* number of the landing that last used it, 0: none */
-    int64_t copy_out;   /* timeline index of that landing */
+    bool busy;          /* what is in it has not been enqueued to leave; under the engine's lock */
+    int64_t copy_out;   /* timeline index of the landing that last used it */
+    int32_t first_unit, last_unit; /* in whose saved memory it lies, if first <= last */
 } grad_buffer;
 
 /* Micro-batches of a step. */
@@ -147,6 +148,14 @@ typedef struct landing {
     bool held;         /* of those gradients that stayed for the norm; else of the others */
     update_params update;
 } landing;
+
+/* Pieces whose gradients wait on the device: parking.c. Under the engine's lock. */
+typedef struct parking {
+    landing *landing; /* [l.n_pieces] in the order in which they were formed */
+    int64_t n;
+    bool closed; /* the lander may take no more */
+    bool taken;  /* it is at one */
+} parking;
 
 /* Gradients of a piece's slice, on their way into those of a step. */
 typedef struct contribution {
@@ -275,7 +284,8 @@ struct engine {
     bool stop;
     landing *landing; /* [cap_landings], a ring */
     int64_t cap_landings;
-    int64_t landings_given, landings_enqueued, landings_done;
+    int64_t landings_given, landings_done;
+    parking parking;
     int32_t *landed; /* [n_params] contributions of this step so far */
     void *flight_event[LAYOUT_FLIGHT];
     work flight[LAYOUT_FLIGHT]; /* what is being copied out, a ring */
@@ -337,9 +347,9 @@ mt_status trace_write(engine *e);
 mt_status pool_start(engine *e, int32_t threads, bool bind);
 void pool_stop(engine *e);
 void pool_submit(engine *e, const work *w);
-/* An update of a parameter whose slices will be submitted one by one, as `announced`: from now on
- * whoever waits for the parameter waits for them. */
-void pool_announce(engine *e, int32_t param);
+/* An update of so many elements of a parameter that will be submitted slice by slice, as
+ * `announced`: from now on whoever waits for the parameter waits for them. */
+void pool_announce(engine *e, int32_t param, int64_t elems);
 void pool_wait_param(engine *e, int32_t param);
 /* Is any parameter that the piece reads being updated? Tables that are gathered from do not count:
  * rows that have been packed are up to date. */
@@ -351,6 +361,8 @@ void pool_wait_idle(engine *e);
 void pool_wait_table(engine *e, int32_t param);
 void pool_wait_gathers(engine *e);
 void pool_wait_set(engine *e, int32_t set); /* until no work reads the set's rows */
+int64_t pool_free_slabs(engine *e);
+void pool_wait_slabs(engine *e, int64_t n); /* until n are free, or at least more than are now */
 void *pool_try_slab(engine *e);
 void *pool_wait_slab(engine *e);
 void pool_release_slab(engine *e, void *slab);
@@ -396,7 +408,29 @@ void lander_release(engine *e);
 /* Gradients that stayed on the device, in their true shape, to ret_grads[param]. */
 void lander_read(engine *e, float *const *ret_grads);
 void lander_wait(engine *e, int64_t number); /* until landing `number` is through */
+/* Makes compute wait until the buffer's contents are out. */
+void lander_free(engine *e, const grad_buffer *g);
+void lander_give(engine *e, const landing *l);
+/* With immediate updates: is the loss finite, and this piece's gradient? Else the step's updates
+ * are called off. */
+void lander_check_piece(engine *e, int32_t piece);
+/* The set whose table rows the step's last group used. */
+int32_t lander_last_set(const engine *e);
 void step_sum_loss(engine *e);
+
+/* parking.c: nothing happens where no gradients wait on the device. */
+/* Buffers of pieces whose at[piece] is not negative: bytes into saved memory. */
+void parking_place(engine *e, const int64_t *at);
+/* Makes compute wait until no gradients are in what the unit is to save. */
+void parking_vacate(engine *e, int32_t unit);
+/* May the piece's gradients wait, and be overtaken? */
+bool parking_takes(const engine *e, int32_t piece);
+void parking_add(engine *e, const landing *l);
+/* What the lander is to land next; false: nothing, or others come first. [lander] */
+bool parking_take(engine *e, landing *ret);
+void parking_open(engine *e); /* before a step's passes */
+/* All passes of the step are through: lets what is left leave beside the next forward. */
+void parking_clear(engine *e);
 
 /* experts.c: nothing happens to units without experts. */
 mt_status experts_start(engine *e);

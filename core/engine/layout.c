@@ -104,6 +104,36 @@ int64_t layout_leave_bytes(const tpl_segment *s, int64_t grad_size)
     return layout_align(layout_sum_bytes(s) / 4 * grad_size);
 }
 
+/* What forward saves for unit u in a group. */
+static int64_t saved_bytes(const plan *p, int32_t u)
+{
+    bool last = u == p->m->n_units - 1; /* one micro-batch after the other */
+    return layout_align(p->tpl[u]->saved_bytes) * (last ? 1 : p->group_batches);
+}
+
+int64_t layout_park(const plan *p, int64_t grad_size, int64_t *ret_at)
+{
+    int64_t end = 0, own = 0, piece = 0;
+    for (int32_t u = 0; u < p->m->n_units; u++) {
+        end += saved_bytes(p, u);
+        piece += p->tpl[u]->n_segments;
+    }
+    /* From the top down: what lies from `begin` to `end` is free. */
+    int64_t begin = end;
+    for (int32_t u = p->m->n_units - 1; u >= 0; begin -= saved_bytes(p, u--)) {
+        for (int32_t i = p->tpl[u]->n_segments - 1; i >= 0; i--) {
+            int64_t bytes = layout_leave_bytes(&p->tpl[u]->segment[i], grad_size);
+            bool fits = end - begin >= bytes;
+            end -= fits ? bytes : 0;
+            own += fits ? 0 : bytes;
+            piece--;
+            if (ret_at)
+                ret_at[piece] = fits ? end : -1;
+        }
+    }
+    return own;
+}
+
 /* Gradients on the device and on their way to the optimizer. */
 static void lay_out_grads(const plan *p, layout *l)
 {
@@ -119,9 +149,12 @@ static void lay_out_grads(const plan *p, layout *l)
             leave += layout_leave_bytes(s, l->grad_size);
         }
     l->leave_sums = p->device_sums && !narrow;
-    l->own_grads = p->held || l->leave_sums;
+    int64_t two = LAYOUT_GRAD_BUFFERS * l->grad_stride;
+    int64_t apart = layout_park(p, l->grad_size, NULL);
+    l->parked = p->deep && p->groups == 1 && !p->device_sums && apart <= two;
+    l->own_grads = p->held || l->leave_sums || l->parked;
     l->n_grads = l->own_grads ? l->n_pieces : LAYOUT_GRAD_BUFFERS;
-    l->leave_bytes = l->own_grads ? leave : LAYOUT_GRAD_BUFFERS * l->grad_stride;
+    l->leave_bytes = l->parked ? apart : l->own_grads ? leave : two;
     if (p->device_sums)
         l->bytes[LAYOUT_GRAD_SUMS] = sums;
     if (!l->leave_sums)
@@ -227,7 +260,7 @@ static void lay_out_values(const plan *p, layout *l)
             work = max64(work, t->work_bytes[1]);
         if (r->context)
             work = max64(work, t->generate_work_bytes);
-        saved += layout_align(t->saved_bytes) * (last ? 1 : p->group_batches);
+        saved += saved_bytes(p, u);
         if (r->training || r->context)
             l->bytes[LAYOUT_HOST_OFFSETS] += layout_offsets_bytes(t->t) * r->micro_batches;
         l->n_aux_losses += t->t->adds_loss;

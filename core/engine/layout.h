@@ -93,6 +93,7 @@ typedef struct layout {
     int64_t join_bytes;
     int64_t n_events;
     bool own_grads;    /* every piece has a buffer of its own */
+    bool parked;       /* in what forward saved for units above, as far as there is room */
     bool leave_sums;   /* and that is its sums */
     bool grad_plane;   /* FP32, in the store */
     bool narrow_plane; /* BF16, of parameters with one contribution a step */
@@ -119,6 +120,11 @@ int64_t layout_sum_bytes(const tpl_segment *s);
 
 /* Bytes that they take as they leave the device, in elements of `grad_size` bytes. */
 int64_t layout_leave_bytes(const tpl_segment *s, int64_t grad_size);
+
+/* Where gradients can wait in what forward saved for units above theirs, which backward is through
+ * with when they are formed: ret_at[piece], bytes into the saved activations, -1: nowhere. Returns
+ * the bytes of all pieces that must have memory of their own. `ret_at` may be NULL. */
+int64_t layout_park(const plan *p, int64_t grad_size, int64_t *ret_at);
 
 /* Bytes of the offsets of experts' rows that a unit's forward leaves on the host for one
  * micro-batch; 0 for a unit without experts. */

@@ -220,6 +220,8 @@ static void forward_visit(engine *e, const group_pass *g, int64_t pos, mt_pass p
     tpl_stage stage[2];
     int n_stages = visit_stages(e, v, false, stage);
     bool routes = pass == MT_PASS_TRAIN && v->first;
+    if (v->first)
+        parking_vacate(e, unit);
     weight_buffer *w = stream_acquire(e, s, pos);
     pass_record *r = new_record(e, w);
     if (unit == 0) {
@@ -307,6 +309,8 @@ static void backward_visit(engine *e, const group_pass *g, int64_t pos)
     bool sums_on = e->p->device_sums && !g->first_group; /* on what earlier groups left */
     bool leave = forms && p->trains && (g->last_group || !e->p->device_sums);
     grad_buffer *grads = NULL;
+    if (unit == e->m->n_units - 1)
+        parking_vacate(e, unit); /* its forward is here */
     if (leave || (forms && (!e->p->device_sums || (e->p->held && g->first_group)))) {
         grads = lander_acquire(e, v->piece, &index);
         r->copy_out = grads->copy_out;

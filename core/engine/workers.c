@@ -167,7 +167,7 @@ mt_status pool_start(engine *e, int32_t threads, bool bind)
     mt_status st = tables_start(e);
     if (st < 0)
         return st;
-    st = work_queue_init(&p->queue, e->m->n_units + 2,
+    st = work_queue_init(&p->queue, e->m->n_units + 1,
                          (int32_t)(4 * (int64_t)n + e->l.n_slabs + 16));
     if (st < 0)
         return st;
@@ -237,22 +237,22 @@ void pool_stop(engine *e)
 /* The workers first do what the next forward needs first: what it gathers, then one unit after the
  * other. So the lower a unit, the less its gradients, which leave late in backward, wait for those
  * of units above; these have time until forward has come to them. Rows of tables that the next
- * forward does not gather have most. */
+ * forward does not gather come in the middle: it does not wait for them, but the next but one would
+ * if they were last where workers are never idle. */
 static int32_t lane_of(const engine *e, const work *w)
 {
     if (w->kind == WORK_GATHER)
         return 0;
-    return w->by_row ? e->m->n_units + 1 : 1 + e->m->params[w->param].unit;
+    return 1 + (w->by_row ? e->m->n_units / 2 : e->m->params[w->param].unit);
 }
 
-void pool_announce(engine *e, int32_t param)
+void pool_announce(engine *e, int32_t param, int64_t elems)
 {
     pool *p = &e->pool;
-    int64_t n = e->m->params[param].elems;
     pthread_mutex_lock(&p->lock);
-    count(p, &(work){ .kind = WORK_UPDATE_SLAB, .param = param }, n, false);
+    count(p, &(work){ .kind = WORK_UPDATE_SLAB, .param = param }, elems, false);
     if (p->table[param])
-        p->table[param]->announced = n;
+        p->table[param]->announced += elems;
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -365,6 +365,22 @@ void pool_wait_set(engine *e, int32_t set)
 {
     pthread_mutex_lock(&e->pool.lock);
     while (e->pool.set_users[set] > 0)
+        pthread_cond_wait(&e->pool.done, &e->pool.lock);
+    pthread_mutex_unlock(&e->pool.lock);
+}
+
+int64_t pool_free_slabs(engine *e)
+{
+    pthread_mutex_lock(&e->pool.lock);
+    int64_t n = e->pool.n_free;
+    pthread_mutex_unlock(&e->pool.lock);
+    return n;
+}
+
+void pool_wait_slabs(engine *e, int64_t n)
+{
+    pthread_mutex_lock(&e->pool.lock);
+    for (int64_t now = e->pool.n_free; e->pool.n_free < n && e->pool.n_free == now;)
         pthread_cond_wait(&e->pool.done, &e->pool.lock);
     pthread_mutex_unlock(&e->pool.lock);
 }

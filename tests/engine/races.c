@@ -56,6 +56,7 @@ static void overlapped_equals_serial(void)
         o.request.gradients = mode < 24 ? PLAN_GRADIENTS_HOST : grads[g].sums;
         o.request.gradient_dtype = mode < 24 ? MT_F32 : grads[g].dtype;
         o.request.weight_buffers = 2 + mode % 3;
+        o.apart = mode & 4; /* gradients may then wait for the optimizer on the device */
         o.serial = true;
         world_outcome want = train(&o, n, 100);
         for (int64_t seed = 1; seed <= seeds; seed++) {

@@ -60,17 +60,23 @@ static const mt_kernel *slow_kernel(const void *device, const char *op)
     return &k;
 }
 
+static void info_apart(const void *device, mt_device_info *ret)
+{
+    fast->info(device, ret);
+    ret->unified = 0;
+}
+
 static const mt_backend *backend_for(const world_options *o, void **ret_device)
 {
-    static mt_backend slow;
-    const mt_backend *b = world_backend(ret_device);
+    static mt_backend changed;
+    fast = world_backend(ret_device);
+    changed = *fast;
     slow_ns = o->slow_ns;
-    if (!slow_ns)
-        return b;
-    fast = b;
-    slow = *b;
-    slow.kernel = slow_kernel;
-    return &slow;
+    if (slow_ns)
+        changed.kernel = slow_kernel;
+    if (o->apart)
+        changed.info = info_apart;
+    return slow_ns || o->apart ? &changed : fast;
 }
 
 /* ---- model ----------------------------------------------------------------------------------- */

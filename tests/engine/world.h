@@ -25,6 +25,7 @@ typedef struct world_options {
     double router_bias_rate;
     const char *trace;
     int32_t threads;
+    bool apart;              /* the device has memory of its own, or says so */
     uint64_t slow_ns;        /* every attention forward takes at least this long */
     uint64_t slow_update_ns; /* and every call of the optimizer */
 } world_options;

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Gradients that wait on the device. As backward comes down, what forward saved for the units above
+ * is done with, and has room for gradients that the optimizer has no time for yet: those of upper
+ * units, for the lander takes the newest piece first, the one that the next forward needs first.
+ * What is left at the end of the step leaves beside the next forward, before that comes to the
+ * memory.
+ */
+#include "internal.h"
+
+#include <string.h>
+
+void parking_place(engine *e, const int64_t *at)
+{
+    char *saved = e->region[LAYOUT_SAVED];
+    for (int64_t i = 0; i < e->l.n_pieces; i++) {
+        grad_buffer *g = &e->grads[i];
+        g->first_unit = e->m->n_units;
+        if (at[i] < 0)
+            continue;
+        g->data = saved + at[i];
+        /* Units whose memory it reaches into. */
+        for (int32_t u = 0; u < e->m->n_units; u++) {
+            if (e->unit[u].saved[0] < at[i] + g->bytes)
+                g->last_unit = u;
+            if (e->unit[u].saved[0] <= at[i])
+                g->first_unit = u;
+        }
+    }
+}
+
+void parking_vacate(engine *e, int32_t unit)
+{
+    for (int64_t i = 0; e->l.parked && i < e->l.n_pieces; i++) {
+        grad_buffer *g = &e->grads[i];
+        if (g->first_unit <= unit && unit <= g->last_unit)
+            lander_free(e, g);
+    }
+}
+
+bool parking_takes(const engine *e, int32_t piece)
+{
+    const tpl_segment *s = piece_segment(e, piece);
+    /* Contributions that are added up go in the order in which they were formed. */
+    for (int32_t i = 0; i < s->n_slices; i++)
+        if (e->plane[piece_param(e, piece, &s->slice[i])])
+            return false;
+    return e->l.parked && !e->serial;
+}
+
+void parking_add(engine *e, const landing *l)
+{
+    pthread_mutex_lock(&e->lock);
+    e->grads[l->buffer].busy = true;
+    e->parking.landing[e->parking.n++] = *l;
+    pthread_cond_signal(&e->wake);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* Slabs that the piece's gradients take, or half of all if that is less. */
+static int64_t count_slabs(const engine *e, const landing *l)
+{
+    const tpl_segment *s = piece_segment(e, l->piece);
+    int64_t n = 0;
+    for (int32_t i = 0; i < s->n_slices; i++) {
+        const model_param *p = &e->m->params[piece_param(e, l->piece, &s->slice[i])];
+        bool gathered = e->m->units[e->piece[l->piece].unit].t->params[s->slice[i].slot].gathered;
+        int64_t elems = gathered ? e->set[l->set].n_rows * p->cols : s->slice[i].n;
+        int64_t slice = layout_slice(p, e->l.slab_elems);
+        n += (elems + slice - 1) / slice;
+    }
+    return n < e->l.n_slabs / 2 ? n : e->l.n_slabs / 2;
+}
+
+/* The last of them that compute is through with, -1: there is none. e->lock is held. */
+static int64_t find_newest(engine *e)
+{
+    int64_t i = e->parking.n - 1;
+    while (i >= 0 && !e->b->event_query(e->dev, e->grads[e->parking.landing[i].buffer].ready))
+        i--;
+    return i;
+}
+
+/* Only where it will not have to wait for slabs half-way: a newer piece may come meanwhile. */
+bool parking_take(engine *e, landing *ret)
+{
+    parking *p = &e->parking;
+    pthread_mutex_lock(&e->lock);
+    while (p->n > 0 && !p->closed && e->landings_done == e->landings_given) {
+        int64_t i = find_newest(e);
+        landing l = p->landing[i < 0 ? 0 : i];
+        int64_t slabs = count_slabs(e, &l);
+        if (i >= 0 && pool_free_slabs(e) >= slabs) {
+            p->n--;
+            memmove(p->landing + i, p->landing + i + 1, (size_t)(p->n - i) * sizeof *p->landing);
+            p->taken = true;
+            pthread_mutex_unlock(&e->lock);
+            *ret = l;
+            return true;
+        }
+        pthread_mutex_unlock(&e->lock);
+        if (i < 0)
+            e->b->event_sync(e->dev, e->grads[l.buffer].ready);
+        else
+            pool_wait_slabs(e, slabs);
+        pthread_mutex_lock(&e->lock);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return false;
+}
+
+void parking_open(engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    e->parking.closed = false;
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* From now on the pieces are the main thread's. */
+static void close(engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    e->parking.closed = true;
+    while (e->parking.taken)
+        pthread_cond_wait(&e->progress, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* Lets it leave as gradients do that were held for their norm. */
+static void defer(engine *e, landing l)
+{
+    const tpl_segment *s = piece_segment(e, l.piece);
+    const tpl *t = e->m->units[e->piece[l.piece].unit].t;
+    for (int32_t i = 0; i < s->n_slices; i++) {
+        int32_t param = piece_param(e, l.piece, &s->slice[i]);
+        bool gathered = t->params[s->slice[i].slot].gathered;
+        if (e->m->params[param].flags & MT_PARAM_FROZEN)
+            continue;
+        if (gathered) /* an update by an earlier step's */
+            pool_wait_param(e, param);
+        pool_announce(e, param, gathered ? e->m->params[param].elems : s->slice[i].n);
+    }
+    l.held = true;
+    lander_give(e, &l);
+}
+
+void parking_clear(engine *e)
+{
+    parking *p = &e->parking;
+    if (!e->l.parked)
+        return;
+    close(e);
+    for (int64_t i = 0; i < p->n; i++)
+        lander_check_piece(e, p->landing[i].piece);
+    for (int64_t i = p->n - 1; i >= 0; i--) /* in the order of forward */
+        if (e->step.discard)
+            e->grads[p->landing[i].buffer].busy = false;
+        else
+            defer(e, p->landing[i]);
+    p->n = 0;
+}
