@@ -354,8 +354,8 @@ void pool_wait_param(engine *e, int32_t param);
 /* Is any parameter that the piece reads being updated? Tables that are gathered from do not count:
  * rows that have been packed are up to date. */
 bool pool_updating(engine *e, int32_t piece);
-/* Until masters of every such parameter are up to date. */
-void pool_wait_updates(engine *e, int32_t piece);
+bool pool_is_updating(engine *e, int32_t param);
+void pool_wait_update(engine *e, int32_t param); /* until its masters are up to date */
 void pool_wait_idle(engine *e);
 /* Until rows of a table can be gathered: all of its update that is under way is on the host. */
 void pool_wait_table(engine *e, int32_t param);

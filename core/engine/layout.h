@@ -13,7 +13,7 @@ enum {
                                 piece has a buffer of its own */
     LAYOUT_SLABS = 16,       /* gradient slices on their way to the optimizer, at least */
     LAYOUT_SLAB_ELEMS = 1 << 19,
-    LAYOUT_DEEP_SHARE = 12,      /* with plan.deep: of so many bytes of gradients one has room */
+    LAYOUT_DEEP_SHARE = 16,      /* with plan.deep: of so many bytes of gradients one has room */
     LAYOUT_FLIGHT = 16,          /* copies out whose end nobody has seen yet */
     LAYOUT_JOIN_ELEMS = 1 << 24, /* masters that are joined at once: bounds the scratch */
     LAYOUT_SETS = 2,             /* groups whose batches are on the device */

@@ -144,6 +144,21 @@ static void defer(engine *e, landing l)
     lander_give(e, &l);
 }
 
+/* In the order of forward, but for the lowest tables: workers can begin on slices of the unit above
+ * at once, and gather rows only when all of a table's are there. */
+static void defer_all(engine *e)
+{
+    parking *p = &e->parking;
+    int64_t tables = p->n;
+    while (tables > 0 && e->unit[e->piece[p->landing[tables - 1].piece].unit].gathers)
+        tables--;
+    if (tables > 0)
+        defer(e, p->landing[tables - 1]);
+    for (int64_t i = p->n - 1; i >= 0; i--)
+        if (i != tables - 1)
+            defer(e, p->landing[i]);
+}
+
 void parking_clear(engine *e)
 {
     parking *p = &e->parking;
@@ -152,10 +167,9 @@ void parking_clear(engine *e)
     close(e);
     for (int64_t i = 0; i < p->n; i++)
         lander_check_piece(e, p->landing[i].piece);
-    for (int64_t i = p->n - 1; i >= 0; i--) /* in the order of forward */
-        if (e->step.discard)
-            e->grads[p->landing[i].buffer].busy = false;
-        else
-            defer(e, p->landing[i]);
+    for (int64_t i = 0; i < p->n && e->step.discard; i++)
+        e->grads[p->landing[i].buffer].busy = false;
+    if (!e->step.discard)
+        defer_all(e);
     p->n = 0;
 }

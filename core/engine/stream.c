@@ -294,13 +294,37 @@ static void copy_run(engine *e, const weight_buffer *w, const run *r)
     copy_planes(e, w, r->at, hi + r->from, lo ? lo + r->from : NULL, r->n);
 }
 
-/* Brings a piece to the device, neighbours and the padding between them as one copy. */
-static void copy_piece(engine *e, const weight_buffer *w)
+static void begin_copy(engine *e, weight_buffer *w)
+{
+    w->copy_in = time_begin(e, e->q_in, TRACK_IN, EVENT_COPY_IN, e->piece[w->piece].unit, -1);
+}
+
+/* Until the parameter's masters are up to date, while what comes before it is on its way. */
+static void await_update(engine *e, weight_buffer *w, int32_t param)
+{
+    time_end(e, e->q_in, w->copy_in);
+    w->blocked_from = w->blocked_from ? w->blocked_from : time_now();
+    pool_wait_update(e, param);
+    w->blocked_to = time_now();
+    begin_copy(e, w);
+}
+
+/* Brings a piece to the device, neighbours and the padding between them as one copy, but for what
+ * is still being updated: packed rows never are. */
+static void copy_piece(engine *e, weight_buffer *w, bool stale)
 {
     const tpl_segment *s = piece_segment(e, w->piece);
     run r = { 0 };
     for (int32_t i = 0; i < s->n_slices; i++) {
         run next = run_of(e, w, &s->slice[i]);
+        int32_t param = piece_param(e, w->piece, &s->slice[i]);
+        if (stale && next.owner >= 0 && pool_is_updating(e, param)) {
+            if (r.n > 0)
+                copy_run(e, w, &r);
+            r = next;
+            await_update(e, w, param);
+            continue;
+        }
         if (r.n > 0 && next.owner >= 0 && next.owner == r.owner &&
             next.from - r.from == next.at - r.at) {
             r.n = next.at - r.at + next.n;
@@ -319,18 +343,13 @@ static void fetch(engine *e, const sequence *s, int64_t pos, weight_buffer *w)
 {
     int32_t piece = piece_at(e, s, pos);
     w->blocked_from = w->blocked_to = 0;
-    if (may_be_stale(e, s, pos) && pool_updating(e, piece)) {
-        w->blocked_from = time_now();
-        pool_wait_updates(e, piece);
-        w->blocked_to = time_now();
-    }
     w->piece = piece;
     w->key = key_at(s, pos);
     w->version = e->s->version;
     e->b->event_wait(e->dev, e->q_in, w->used);
     chaos_poison(e, e->q_in, w->data, e->l.weight_stride);
-    w->copy_in = time_begin(e, e->q_in, TRACK_IN, EVENT_COPY_IN, e->piece[piece].unit, -1);
-    copy_piece(e, w);
+    begin_copy(e, w);
+    copy_piece(e, w, may_be_stale(e, s, pos));
     time_end(e, e->q_in, w->copy_in);
     e->b->event_record(e->dev, w->loaded, e->q_in);
 }

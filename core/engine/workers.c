@@ -327,10 +327,18 @@ bool pool_updating(engine *e, int32_t piece)
     return busy;
 }
 
-void pool_wait_updates(engine *e, int32_t piece)
+bool pool_is_updating(engine *e, int32_t param)
 {
     pthread_mutex_lock(&e->pool.lock);
-    while (is_updating(e, piece))
+    bool busy = e->pool.updating[param] > 0;
+    pthread_mutex_unlock(&e->pool.lock);
+    return busy;
+}
+
+void pool_wait_update(engine *e, int32_t param)
+{
+    pthread_mutex_lock(&e->pool.lock);
+    while (e->pool.updating[param] > 0)
         pthread_cond_wait(&e->pool.done, &e->pool.lock);
     pthread_mutex_unlock(&e->pool.lock);
 }
