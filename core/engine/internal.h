@@ -88,6 +88,7 @@ typedef struct pool {
     int64_t gathering;              /* of gathers */
     int64_t set_users[LAYOUT_SETS]; /* that reads the set's rows */
     int64_t outstanding;            /* all of it */
+    int32_t hurry;                  /* how many wait for the update of a table */
     table **table;                  /* [n_params] NULL: gathered nowhere, or never updated by row */
     int32_t n_updating;             /* workers at an update */
     uint64_t updating_since;        /* when the first of them began */

@@ -213,7 +213,8 @@ static mt_status make_rows(engine *e, const work *w, table *t, int64_t row, int6
 static mt_status run_rows(engine *e, const work *w, int64_t first, int64_t end, float *block)
 {
     table *t = e->pool.table[w->param];
-    int64_t cols = e->m->params[w->param].cols, most = 1 + SLICE_BLOCK_ELEMS / cols;
+    int64_t cols = e->m->params[w->param].cols;
+    int64_t most = cols < SLICE_BLOCK_ELEMS ? SLICE_BLOCK_ELEMS / cols : 1;
     mt_status st = MT_OK;
     for (int64_t from = first, r = first; r < end; from = r) {
         while (r < end && r - from < most && claim(&t->row[r]))

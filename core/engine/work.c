@@ -54,16 +54,17 @@ void work_queue_push(work_queue *q, int32_t lane, const work *w)
     q->n++;
 }
 
-work *work_queue_next(work_queue *q)
+work *work_queue_next(work_queue *q, int32_t urgent)
 {
     while (q->lowest < q->lanes && q->lane[q->lowest].first < 0)
         q->lowest++;
-    return q->lowest < q->lanes ? &q->node[q->lane[q->lowest].first].w : NULL;
+    q->next = urgent >= 0 && q->lane[urgent].first >= 0 ? urgent : q->lowest;
+    return q->next < q->lanes ? &q->node[q->lane[q->next].first].w : NULL;
 }
 
 void work_queue_drop(work_queue *q)
 {
-    work_lane *l = &q->lane[q->lowest];
+    work_lane *l = &q->lane[q->next];
     int32_t i = l->first;
     l->first = q->node[i].next;
     q->node[i].next = q->free;

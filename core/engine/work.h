@@ -53,6 +53,7 @@ typedef struct work_queue {
     struct work_node *node; /* [cap] */
     struct work_lane *lane; /* [lanes] */
     int32_t lanes, lowest;  /* no lane below `lowest` has any */
+    int32_t next;           /* lane of what was returned last */
     int32_t free;           /* first of the nodes that are not in a lane, -1: none */
     int64_t n;
 } work_queue;
@@ -69,8 +70,9 @@ static inline bool work_queue_full(const work_queue *q)
 
 /* There must be room. */
 void work_queue_push(work_queue *q, int32_t lane, const work *w);
-/* The next one, which stays in the queue: its `first` may be moved on. NULL: there is none. */
-work *work_queue_next(work_queue *q);
+/* The next one, which stays in the queue: its `first` may be moved on. NULL: there is none. What is
+ * in lane `urgent` goes ahead of all; -1: none does. */
+work *work_queue_next(work_queue *q, int32_t urgent);
 /* Removes what work_queue_next has returned last. */
 void work_queue_drop(work_queue *q);
 

@@ -96,6 +96,22 @@ static void finish_slice(engine *e, const work *w, mt_status st, const char *err
     pthread_cond_broadcast(&p->done);
 }
 
+/* The workers first do what the next forward needs first: what it gathers, then one unit after the
+ * other. So the lower a unit, the less its gradients, which leave late in backward, wait for those
+ * of units above; these have time until forward has come to them. Rows of tables that the next
+ * forward does not gather come last, unless somebody waits for them. */
+static int32_t table_lane(const engine *e)
+{
+    return e->m->n_units + 1;
+}
+
+static int32_t lane_of(const engine *e, const work *w)
+{
+    if (w->kind == WORK_GATHER)
+        return 0;
+    return w->by_row ? table_lane(e) : 1 + e->m->params[w->param].unit;
+}
+
 typedef struct worker_arg {
     engine *e;
     int32_t index;
@@ -115,7 +131,7 @@ static void *worker_main(void *arg)
     pthread_mutex_lock(&p->lock);
     for (;;) {
         work *next;
-        while (!(next = work_queue_next(&p->queue)) && !p->stop)
+        while (!(next = work_queue_next(&p->queue, p->hurry ? table_lane(e) : -1)) && !p->stop)
             pthread_cond_wait(&p->wake, &p->lock);
         if (!next)
             break;
@@ -167,7 +183,7 @@ mt_status pool_start(engine *e, int32_t threads, bool bind)
     mt_status st = tables_start(e);
     if (st < 0)
         return st;
-    st = work_queue_init(&p->queue, e->m->n_units + 1,
+    st = work_queue_init(&p->queue, table_lane(e) + 1,
                          (int32_t)(4 * (int64_t)n + e->l.n_slabs + 16));
     if (st < 0)
         return st;
@@ -234,18 +250,6 @@ void pool_stop(engine *e)
     free(p->block);
 }
 
-/* The workers first do what the next forward needs first: what it gathers, then one unit after the
- * other. So the lower a unit, the less its gradients, which leave late in backward, wait for those
- * of units above; these have time until forward has come to them. Rows of tables that the next
- * forward does not gather come in the middle: it does not wait for them, but the next but one would
- * if they were last where workers are never idle. */
-static int32_t lane_of(const engine *e, const work *w)
-{
-    if (w->kind == WORK_GATHER)
-        return 0;
-    return 1 + (w->by_row ? e->m->n_units / 2 : e->m->params[w->param].unit);
-}
-
 void pool_announce(engine *e, int32_t param, int64_t elems)
 {
     pool *p = &e->pool;
@@ -298,13 +302,22 @@ void pool_submit(engine *e, const work *given)
     }
 }
 
-void pool_wait_param(engine *e, int32_t param)
+/* Until `left`, of the parameter's elements, is none. */
+static void wait_elems(engine *e, int32_t param, const int64_t *left)
 {
     pool *p = &e->pool;
     pthread_mutex_lock(&p->lock);
-    while (p->pending[param] > 0)
+    bool by_row = p->table[param] && p->updating[param] > 0;
+    p->hurry += by_row;
+    while (left[param] > 0)
         pthread_cond_wait(&p->done, &p->lock);
+    p->hurry -= by_row;
     pthread_mutex_unlock(&p->lock);
+}
+
+void pool_wait_param(engine *e, int32_t param)
+{
+    wait_elems(e, param, e->pool.pending);
 }
 
 /* The pool's lock is held. */
@@ -337,10 +350,7 @@ bool pool_is_updating(engine *e, int32_t param)
 
 void pool_wait_update(engine *e, int32_t param)
 {
-    pthread_mutex_lock(&e->pool.lock);
-    while (e->pool.updating[param] > 0)
-        pthread_cond_wait(&e->pool.done, &e->pool.lock);
-    pthread_mutex_unlock(&e->pool.lock);
+    wait_elems(e, param, e->pool.updating);
 }
 
 void pool_wait_idle(engine *e)

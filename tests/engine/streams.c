@@ -6,6 +6,7 @@
 
 #include "../check.h"
 #include "core/base/status.h"
+#include "core/engine/layout.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -379,6 +380,128 @@ static void a_forward_begins_before_the_last_update(void)
     unlink(path);
 }
 
+/* Two steps of a model with one slow optimizer: does that of `unit`, of the first step, go on when
+ * the second has begun the forward of `of`? */
+static bool goes_on_beside(world_options o, int32_t vocab, const char *unit, const char *of)
+{
+    char path[] = "/tmp/mt-trace-XXXXXX", update[64], forward[64];
+    int fd = mkstemp(path);
+    close(fd);
+    snprintf(update, sizeof update, "update %s", unit);
+    snprintf(forward, sizeof forward, "forward %s", of);
+    bool beside = false;
+    for (uint64_t ms = 1; ms <= 64 && !beside; ms *= 2) {
+        world w;
+        o.slow_update_ns = ms * 1000 * 1000;
+        o.trace = path;
+        world_open(&o, &w);
+        step_batch *b = world_batch(1, 4, 24, 2, vocab);
+        for (int i = 1; i <= 2; i++)
+            world_step(&w, b, i, 1e-3);
+        world_batch_free(b);
+        world_close(&w);
+        span begins = find_span(path, forward, 1), ends = find_span(path, "backward head", 1);
+        CHECK(begins.from >= 0 && ends.from >= 0);
+        for (int i = 0;; i++) {
+            span s = find_span(path, update, i);
+            if (s.from < 0 || s.from > ends.from)
+                break;
+            beside |= s.to > begins.from;
+        }
+    }
+    unlink(path);
+    return beside;
+}
+
+/* Of a large table a batch needs a few rows: the next forward waits for no others, with clipping
+ * and without. */
+static void a_forward_needs_few_rows_of_a_table(void)
+{
+    for (int clip = 0; clip < 2; clip++) {
+        world_options o = training();
+        o.vocab = 1 << 16;
+        o.threads = 2;
+        o.request.max_grad_norm = clip ? 1 : -1;
+        CHECK(goes_on_beside(o, 8, "embed", "embed"), "clipping %d", clip);
+    }
+}
+
+/* Without clipping updates of upper units, too slow for backward, go on beside the next forward. */
+static void updates_may_be_behind(void)
+{
+    world_options o = training();
+    o.apart = true;
+    o.threads = 1;
+    o.request.max_grad_norm = -1;
+    CHECK(goes_on_beside(o, WORLD_VOCAB, "block.2", "block.0"));
+}
+
+/* ---- where gradients wait -------------------------------------------------------------------- */
+
+static void gradients_wait_in_what_is_done_with(void)
+{
+    for (int policy = 0; policy < TPL_POLICIES; policy++) {
+        world_options o = training();
+        int64_t at[64], saved[64] = { 0 }, own = 0, end = 0;
+        world w;
+        plan *p;
+        o.request.policy = policy;
+        world_model(&o, &w);
+        CHECK(world_plan(&o, w.m, &p) == MT_OK);
+        for (int32_t u = 0; u < w.m->n_units; u++) {
+            bool last = u == w.m->n_units - 1;
+            saved[u] = end;
+            end += layout_align(p->tpl[u]->saved_bytes) * (last ? 1 : p->group_batches);
+        }
+        saved[w.m->n_units] = end;
+        int64_t rest = layout_park(p, 4, at), parked = 0;
+        for (int32_t u = w.m->n_units - 1; u >= 0; u--) { /* units are whole: one piece each */
+            int64_t bytes = layout_leave_bytes(&p->tpl[u]->segment[0], 4);
+            own += at[u] < 0 ? bytes : 0;
+            if (at[u] < 0)
+                continue;
+            CHECK(at[u] >= saved[u + 1] && at[u] + bytes <= end, "unit %d", u);
+            end = at[u]; /* none lies over another */
+            parked++;
+        }
+        CHECK(own == rest);
+        CHECK(policy == TPL_INPUT || parked > 0);
+        plan_destroy(p);
+        model_destroy(w.m);
+    }
+}
+
+/* Slabs are many where updates may be behind, and few where the host has no room for more. */
+static void slabs_take_what_the_host_has(void)
+{
+    const int64_t few = LAYOUT_SLABS * (int64_t)LAYOUT_SLAB_ELEMS * 4;
+    world_options o = training();
+    world w;
+    plan *p;
+    o.apart = true;
+    o.hidden = 1024;
+    o.vocab = 1 << 18; /* half a billion parameters, of which only a plan is made */
+    o.request.max_grad_norm = -1;
+    world_model(&o, &w);
+    CHECK(world_plan(&o, w.m, &p) == MT_OK);
+    int64_t host = p->tier_bytes[PLAN_HOST], many = item_bytes(p, "gradient slabs");
+    int64_t share = (many + item_bytes(p, "embedding staging")) * LAYOUT_DEEP_SHARE;
+    CHECK(many > 2 * few && share <= w.m->total_params * 4, "%lld", (long long)many);
+    plan_destroy(p);
+
+    o.request.host_limit = host - 1;
+    CHECK(world_plan(&o, w.m, &p) == MT_OK);
+    CHECK(item_bytes(p, "gradient slabs") == few && p->tier_bytes[PLAN_HOST] < host);
+    plan_destroy(p);
+
+    o.request.host_limit = 0;
+    o.request.max_grad_norm = 1;
+    CHECK(world_plan(&o, w.m, &p) == MT_OK);
+    CHECK(item_bytes(p, "gradient slabs") == few);
+    plan_destroy(p);
+    model_destroy(w.m);
+}
+
 /* ---- evaluation and generation --------------------------------------------------------------- */
 
 static void evaluation_takes_any_number_of_batches(void)
@@ -579,6 +702,10 @@ int main(void)
     RUN(a_tight_limit_gives_a_mixed_plan);
     RUN(weights_arrive_while_the_unit_below_computes);
     RUN(a_forward_begins_before_the_last_update);
+    RUN(a_forward_needs_few_rows_of_a_table);
+    RUN(updates_may_be_behind);
+    RUN(gradients_wait_in_what_is_done_with);
+    RUN(slabs_take_what_the_host_has);
     RUN(evaluation_takes_any_number_of_batches);
     RUN(decoding_equals_prefill);
     RUN(the_plan_prints);
