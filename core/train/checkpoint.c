@@ -358,6 +358,12 @@ mt_status checkpoint_save(const store *s, const checkpoint_state *state,
     return status ? status_prefix(status, "cannot save step %lld", (long long)state->step) : MT_OK;
 }
 
+mt_status checkpoint_tidy(const char *folder, int64_t best_step)
+{
+    mt_status status = each_entry(folder, remove_stale, NULL);
+    return status || best_step <= 0 ? status : link_best(folder, best_step);
+}
+
 /* The newest one of a step below `before` whose state can be read. */
 static mt_status find_newest(const char *folder, int64_t before, char *ret, size_t size)
 {

@@ -58,6 +58,11 @@ mt_status checkpoint_count(const char *folder, int64_t *ret);
  * text is lost. [main] */
 void checkpoint_list(const char *folder, char *ret, size_t size);
 
+/* Finishes what a save that was killed once its checkpoint stood had left to do: removes what is
+ * temporary, and lets the link `best` name `best_step` (0: none). Complete checkpoints stay. [main]
+ */
+mt_status checkpoint_tidy(const char *folder, int64_t best_step);
+
 /* Path of the newest complete checkpoint in `folder`; MT_ERR_NOT_FOUND when there is none.
  * `ret` has room for `size` bytes. [main] */
 mt_status checkpoint_latest(const char *folder, char *ret, size_t size);

@@ -167,6 +167,11 @@ static mt_status save(loop *l)
     mt_status st = engine_drain(l->s->engine);
     if (st == MT_OK)
         st = checkpoint_save(l->s->store, &l->state, &options, l->format, write_config, l);
+    if (st == MT_ERR_IO && l->folder.resume[0]) {
+        char text[2048];
+        snprintf(text, sizeof text, "%s", status_text());
+        return status_set(st, "%s; the same command then goes on from %s", text, l->folder.resume);
+    }
     if (st != MT_OK)
         return st;
     l->saved_step = l->state.step;

@@ -186,6 +186,8 @@ mt_status loop_begin(loop *l)
 {
     bool resumed = l->folder.resume[0], has_eval = false;
     mt_status st = resumed ? resume(l) : start_new(l);
+    if (st == MT_OK)
+        st = checkpoint_tidy(l->folder.checkpoints, l->run->save_best ? l->state.best_step : 0);
     if (st != MT_OK)
         return st;
     const metrics_resume from = { l->state.step, loop_eval_is_due(l, l->state.step) };

@@ -408,6 +408,72 @@ static void damaged(void)
     support_leave(folder);
 }
 
+/* Alters a few bytes of a file: other ones, fewer, more, or an end that is cut off. */
+static void mutate(const char *path, uint32_t *state)
+{
+    size_t n;
+    char *text = support_read(path, &n);
+    char *more = realloc(text, n + 8);
+    for (uint32_t k = 1 + (*state >> 9) % 3; k > 0 && n > 0; k--) {
+        *state = *state * 1664525u + 1013904223u;
+        size_t at = (*state >> 8) % n;
+        uint32_t how = *state >> 28;
+        if (how < 10) {
+            more[at] = how < 6 ? "{}[]\",:0-9e\0\xff"[(*state >> 4) % 14] : (char)(*state >> 5);
+        } else if (how < 13) {
+            memmove(more + at, more + at + 1, --n - at);
+        } else if (how < 15) {
+            memmove(more + at + 1, more + at, n++ - at);
+        } else {
+            n = at;
+        }
+    }
+    support_write(path, more, n);
+    free(more);
+}
+
+/* Whatever is altered in one of its files, a checkpoint is refused, or is what was saved: values
+ * and checksums stand in different files. */
+static void mutations(void)
+{
+    static const char *const files[] = { "state.json",
+                                         "model.safetensors.index.json",
+                                         "optimizer.safetensors.index.json",
+                                         "model-00001-of-00003.safetensors",
+                                         "model-00003-of-00003.safetensors",
+                                         "optimizer-00002-of-00004.safetensors" };
+    enum { FILES = sizeof files / sizeof *files };
+    const char *rounds = getenv("MT_TEST_ROUNDS");
+    scene at = enter();
+    uint32_t state = 1;
+    int loaded = 0, refused = 0;
+    at.o.shard_bytes = 1100;
+    fill(at.a, 1);
+    CHECK(save_at(at.a, 5, &at.o) == MT_OK, "%s", status_text());
+    CHECK(system("mv runs/checkpoints/step-000005 ok; mkdir c") == 0, " ");
+    for (int round = 0; round < (rounds ? atoi(rounds) : 120); round++) {
+        char path[128];
+        checkpoint_state got = { 0 };
+        CHECK(system("cp ok/* c/") == 0, " ");
+        snprintf(path, sizeof path, "c/%s", files[round % FILES]);
+        state = state * 1664525u + 1013904223u + (uint32_t)round;
+        mutate(path, &state);
+        if (checkpoint_load(at.b, "c", format, &got) == MT_OK) {
+            loaded++;
+            CHECK(got.step == 5 && got.optimizer_step == 4, "round %d: another state", round);
+            expect_equal(at.a, at.b, true);
+        } else {
+            refused++;
+            CHECK(support_says("c/") || support_says("c:"), "round %d", round);
+        }
+        store *s = small_store_create(at.m, NULL, 0);
+        CHECK(weights_load(s, "c", format, NULL) == MT_OK || *status_text(), "round %d", round);
+        store_destroy(s);
+    }
+    CHECK(refused > loaded, "%d refused, %d loaded", refused, loaded);
+    leave(&at);
+}
+
 /* ---- what survives -------------------------------------------------------------------------- */
 
 /* A child saves in a loop and is killed at a random moment; whatever is newest then loads, and is
@@ -784,6 +850,7 @@ int main(int argc, char **argv)
     RUN(rotation);
     RUN(same_step_again);
     RUN(damaged);
+    RUN(mutations);
     RUN(kill_at_any_moment);
     RUN(failing_saves);
     RUN(read_only_folder);

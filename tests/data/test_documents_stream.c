@@ -336,6 +336,58 @@ static void a_token_file_that_shrinks(void)
     support_leave(folder);
 }
 
+/* Token files with bytes altered or cut off are refused, or read with what they promise. */
+static void mutated_token_files(void)
+{
+    enum { N = 60 };
+    const char *rounds = getenv("MT_TEST_ROUNDS");
+    int32_t ids[N];
+    uint32_t state = 1;
+    int opened = 0, refused = 0;
+    support_enter(folder);
+    for (int i = 0; i < N; i++)
+        ids[i] = i % 9 == 8 ? TOY_END : i;
+    for (int round = 0; round < (rounds ? atoi(rounds) : 600); round++) {
+        size_t size;
+        int width = round % 2 ? 2 : 4;
+        if (round % 4 < 2)
+            write_tokens("a.bin", width == 2 ? 20240520 : 20240801, width == 2 ? 1 : 7, width, ids,
+                         N);
+        else
+            write_tokens("a.bin", 0, 0, width, ids, N);
+        char *raw = support_read("a.bin", &size);
+        for (int k = 0; k < 1 + round % 3; k++) {
+            state = state * 1664525u + 1013904223u;
+            size_t at = round % 8 < 4 ? (state >> 8) % 16 : (state >> 8) % size;
+            if (state >> 28 == 0)
+                size = at > 1 ? at : 2;
+            else
+                raw[at] = (char)(state >> 4);
+        }
+        support_write("a.bin", raw, size);
+        free(raw);
+        const support_config c =
+            SUPPORT_CONFIG("files", "a.bin", "dtype", width == 2 ? "uint16" : "uint32", IN_ORDER);
+        void *s = NULL;
+        mt_document doc;
+        if (open_stream(&c, MT_SPLIT_TRAIN, 16, 0, 1, &s) != MT_OK) {
+            refused++;
+            CHECK(*status_text(), "an error without a word");
+            continue;
+        }
+        opened++;
+        for (int64_t i = documents(s); i > 0; i--) {
+            CHECK(d->next(s, &doc) == MT_OK && doc.n >= 2 && doc.n <= 17, "round %d", round);
+            for (int64_t k = 0; k < doc.n; k++)
+                CHECK(doc.tokens[k] >= 0 && doc.tokens[k] < d->vocab_size(s), "round %d: token %d",
+                      round, doc.tokens[k]);
+        }
+        d->close(s);
+    }
+    CHECK(opened > 20 && refused > 20, "%d opened, %d refused", opened, refused);
+    support_leave(folder);
+}
+
 /* Between any two instructions, too. */
 static void *shrink_and_grow(void *stop)
 {
@@ -668,6 +720,7 @@ int main(int argc, char **argv)
     RUN(token_files);
     RUN(every_end_token_is_found);
     RUN(a_token_file_that_shrinks);
+    RUN(mutated_token_files);
     RUN(a_token_file_that_shrinks_at_any_time);
     RUN(caches);
     RUN(what_makes_a_cache_stale);
