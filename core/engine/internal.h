@@ -368,6 +368,8 @@ void *pool_try_slab(engine *e);
 void *pool_wait_slab(engine *e);
 void pool_release_slab(engine *e, void *slab);
 mt_status pool_error(engine *e);
+/* How long any worker was at an update since this was asked last, ns. */
+uint64_t pool_take_update_ns(engine *e);
 
 /* slices.c */
 enum { SLICE_BLOCK_ELEMS = 1 << 14 }; /* gradients that stay in a worker's cache */

@@ -116,14 +116,18 @@ void parking_open(engine *e)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* From now on the pieces are the main thread's. */
-static void close(engine *e)
+/* How many pieces are left; until parking_open they are the main thread's. */
+static int64_t close(engine *e)
 {
+    parking *p = &e->parking;
     pthread_mutex_lock(&e->lock);
-    e->parking.closed = true;
-    while (e->parking.taken)
+    p->closed = true;
+    while (p->taken)
         pthread_cond_wait(&e->progress, &e->lock);
+    int64_t n = p->n;
+    p->n = 0;
     pthread_mutex_unlock(&e->lock);
+    return n;
 }
 
 /* Lets it leave as gradients do that were held for their norm. */
@@ -146,30 +150,36 @@ static void defer(engine *e, landing l)
 
 /* In the order of forward, but for the lowest tables: workers can begin on slices of the unit above
  * at once, and gather rows only when all of a table's are there. */
-static void defer_all(engine *e)
+static void defer_all(engine *e, int64_t n)
 {
-    parking *p = &e->parking;
-    int64_t tables = p->n;
-    while (tables > 0 && e->unit[e->piece[p->landing[tables - 1].piece].unit].gathers)
-        tables--;
-    if (tables > 0)
-        defer(e, p->landing[tables - 1]);
-    for (int64_t i = p->n - 1; i >= 0; i--)
-        if (i != tables - 1)
-            defer(e, p->landing[i]);
+    const landing *l = e->parking.landing;
+    int64_t above = n - 1;
+    while (above >= 0 && e->unit[e->piece[l[above].piece].unit].gathers)
+        above--;
+    if (above >= 0)
+        defer(e, l[above]);
+    for (int64_t i = n - 1; i >= 0; i--)
+        if (i != above)
+            defer(e, l[i]);
+}
+
+static void forget(engine *e, int64_t n)
+{
+    pthread_mutex_lock(&e->lock);
+    for (int64_t i = 0; i < n; i++)
+        e->grads[e->parking.landing[i].buffer].busy = false;
+    pthread_mutex_unlock(&e->lock);
 }
 
 void parking_clear(engine *e)
 {
-    parking *p = &e->parking;
     if (!e->l.parked)
         return;
-    close(e);
-    for (int64_t i = 0; i < p->n; i++)
-        lander_check_piece(e, p->landing[i].piece);
-    for (int64_t i = 0; i < p->n && e->step.discard; i++)
-        e->grads[p->landing[i].buffer].busy = false;
-    if (!e->step.discard)
-        defer_all(e);
-    p->n = 0;
+    int64_t n = close(e);
+    for (int64_t i = 0; i < n; i++)
+        lander_check_piece(e, e->parking.landing[i].piece);
+    if (e->step.discard)
+        forget(e, n);
+    else
+        defer_all(e, n);
 }

@@ -104,7 +104,7 @@ static void account_traffic(engine *e, engine_result *ret)
     ret->copy_in_seconds = (double)in * 1e-9;
     ret->copy_out_seconds = (double)out * 1e-9;
     ret->updated_elems = atomic_exchange(&t->updated_elems, 0);
-    ret->update_seconds = (double)atomic_exchange(&t->update_ns, 0) * 1e-9;
+    ret->update_seconds = (double)pool_take_update_ns(e) * 1e-9;
 }
 
 /* Splits the time from `from` to `to` into busy and waiting. A gap before a pass is charged to the

@@ -429,6 +429,20 @@ void pool_release_slab(engine *e, void *slab)
     pthread_mutex_unlock(&e->pool.lock);
 }
 
+uint64_t pool_take_update_ns(engine *e)
+{
+    pool *p = &e->pool;
+    pthread_mutex_lock(&p->lock);
+    uint64_t ns = atomic_exchange(&e->traffic.update_ns, 0);
+    if (p->n_updating > 0) { /* they are at one for ever where they are never idle */
+        uint64_t now = time_now();
+        ns += now - p->updating_since;
+        p->updating_since = now;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return ns;
+}
+
 mt_status pool_error(engine *e)
 {
     pthread_mutex_lock(&e->pool.lock);

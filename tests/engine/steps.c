@@ -592,6 +592,28 @@ static void traffic_is_counted(void)
     }
 }
 
+/* The time of updates that are still under way when a step ends, and have been without a pause, is
+ * counted as far as it is over. */
+static void time_of_busy_workers_is_counted(void)
+{
+    world_options o = training(MT_F32);
+    o.apart = true;
+    o.threads = 3;
+    o.slow_update_ns = 20 * 1000 * 1000;
+    o.request.max_grad_norm = -1;
+    world w;
+    world_open(&o, &w);
+    step_batch *b = world_batch(1, 4, 24, 3, WORLD_VOCAB);
+    for (int i = 1; i <= 3; i++) {
+        engine_result r;
+        step(&w, b, i, &r);
+        CHECK(r.update_seconds > 0 && r.update_seconds <= r.seconds * 1.01, "%g of %g",
+              r.update_seconds, r.seconds);
+    }
+    world_batch_free(b);
+    world_close(&w);
+}
+
 int main(void)
 {
     RUN(policies_give_the_same_bits);
@@ -609,6 +631,7 @@ int main(void)
     RUN(training_lowers_the_loss);
     RUN(memory_does_not_grow);
     RUN(traffic_is_counted);
+    RUN(time_of_busy_workers_is_counted);
     RUN(bad_batches_are_refused);
     return check_done();
 }
