@@ -448,6 +448,13 @@ static mt_status check_evaluation(const session *s, const run_manifest *run)
     return MT_OK;
 }
 
+/* Does the path lead into the run folder, which train makes? */
+static bool is_in_run(const run_manifest *run, const char *path)
+{
+    size_t n = strlen(run->output_dir);
+    return strncmp(path, run->output_dir, n) == 0 && path[n] == '/';
+}
+
 mt_status train_check_places(const run_manifest *run, const session_engine_options *options)
 {
     char folder[RUN_FOLDER_PATH];
@@ -459,7 +466,9 @@ mt_status train_check_places(const run_manifest *run, const session_engine_optio
     if (st == MT_OK && loop_export_folder(run, folder) &&
         (st = export_check_folder(folder, true)) != MT_OK)
         return config_blame(c, "export");
-    return st == MT_OK && options->trace ? files_check_output(options->trace, false) : st;
+    if (st != MT_OK || !options->trace || is_in_run(run, options->trace))
+        return st;
+    return files_check_output(options->trace, false);
 }
 
 mt_status train_run(session *s, run_manifest *run, const session_engine_options *options,
@@ -472,6 +481,8 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
     l.schedule = schedule_of_run(run, train_count_steps(s, run));
 
     st = run_folder_open(run, &l.folder, &l.metrics);
+    if (st == MT_OK && options->trace)
+        st = files_check_output(options->trace, false);
     if (st == MT_OK)
         st = session_format(&l.format);
     if (st == MT_OK && l.folder.resume[0] &&

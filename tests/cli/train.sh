@@ -44,6 +44,10 @@ done
 expect 0 'finished' -- train run.yaml output_dir=other threads=1 --trace trace.json
 check 'one thread gives the same bits' same_checkpoint run/checkpoints/step-000012 other/checkpoints/step-000012
 check 'a trace' grep -q traceEvents trace.json
+expect 0 'finished' -- train run.yaml output_dir=traced train.max_steps=4 --trace traced/trace.json
+check 'a trace in the run folder' grep -q traceEvents traced/trace.json
+expect 1 'traced2/no/trace.json: cannot write: there is no folder traced2/no' \
+    -- train run.yaml output_dir=traced2 --trace traced2/no/trace.json
 rm -rf other
 
 expect 0 'finished' -- train run.yaml output_dir=other data.loader=auto
