@@ -5,8 +5,12 @@
 #include "mistaken.h"
 
 #include "../base/status.h"
+#include "../base/text.h"
 
+#include <dirent.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -53,14 +57,42 @@ static const char *binary_kind(const char *path)
     return !memchr(head, 0, n) ? NULL : dot && !strchr(dot, '/') ? dot : "no ending";
 }
 
+/* The name of a manifest beside `path`, where nothing is, that is like it; false: there is none. */
+static bool find_alike(const char *path, char ret[NAME_MAX + 1])
+{
+    enum { MOST = 256 };
+    char folder[PATH_SIZE], *names[MOST];
+    const char *slash = strrchr(path, '/');
+    int64_t n = 0;
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path) + 1 : 1,
+             slash ? path : ".");
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && n < MOST && (e = readdir(d));)
+        if ((ends_in(e->d_name, ".yaml") || ends_in(e->d_name, ".yml")) &&
+            (names[n] = strdup(e->d_name)))
+            n++;
+    if (d)
+        closedir(d);
+    int64_t nearest = text_nearest(slash ? slash + 1 : path, (const char *const *)names, n);
+    if (nearest >= 0)
+        snprintf(ret, NAME_MAX + 1, "%s", names[nearest]);
+    for (int64_t i = 0; i < n; i++)
+        free(names[i]);
+    return nearest >= 0;
+}
+
 mt_status mistaken_for_run(const char *path)
 {
-    char hub[MISTAKEN_TEXT];
+    char hub[MISTAKEN_TEXT], alike[NAME_MAX + 1];
+    const char *slash = strrchr(path, '/');
     const char *kind = binary_kind(path);
     if (kind)
         return status_set(MT_ERR_INVALID,
                           "%s: is a binary file (%s); expected a run manifest, a YAML file", path,
                           kind);
+    if (!exists(path) && find_alike(path, alike))
+        return status_set(MT_ERR_NOT_FOUND, "%s: there is no such file; did you mean %.*s%s?", path,
+                          slash ? (int)(slash - path) + 1 : 0, path, alike);
     if (!exists(path) && *mistaken_name(path, hub))
         return status_set(MT_ERR_NOT_FOUND,
                           "%s: there is no such file; expected a run manifest, a YAML file%s as "

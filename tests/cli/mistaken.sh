@@ -22,6 +22,9 @@ for command in plan train eval; do
 done
 expect 1 "config.json: is a model ('model_type' stands in it)" -- train base/config.json
 expect 0 'finished' -- train run.yaml train.max_steps=4
+expect 1 'run.yml: there is no such file; did you mean run.yaml?' -- train run.yml
+expect 1 'run/urn.yaml: there is no such file; did you mean run/run.yaml?' -- plan run/urn.yaml
+expect 1 'nothing.yaml: cannot open: No such file' -- plan nothing.yaml
 expect 1 'run/: is a run folder; name its manifest, run/run.yaml' -- train run/
 expect 1 'is a folder; expected a run manifest' -- train run/checkpoints
 expect 1 'is a binary file (.safetensors); expected a run manifest' -- train base/model.safetensors
