@@ -81,6 +81,8 @@ mt_status files_check_output(const char *path, bool by_rename)
 {
     char folder[PATH_MAX];
     struct stat st;
+    if (by_rename && lstat(path, &st) == 0 && S_ISLNK(st.st_mode))
+        return no_output(path, "it is a symbolic link, which would be replaced");
     if (stat(path, &st) != 0)
         return check_new_file(path);
     if (S_ISDIR(st.st_mode))

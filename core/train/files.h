@@ -33,7 +33,8 @@ mt_status files_cache_path(const char *below, char *ret, size_t size);
 
 /* Fails where no file can be written at `path`, so that it is known before long work rather than
  * after it; what is there stays as it is. `by_rename`: the file will take the place of one that is
- * there, which must be a regular one (nobody wants /dev/null replaced). */
+ * there, which must be a regular one and no link to one (nobody wants /dev/null or
+ * /dev/stdout replaced). */
 mt_status files_check_output(const char *path, bool by_rename);
 
 /* The same for a folder that is to be made with its parents, or written into. */

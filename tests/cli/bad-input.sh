@@ -112,6 +112,9 @@ echo '{ "eos_token_id": 1000000000000000019884624838656 }' >generation_config.js
 expect 1 "generation_config.json: eos_token_id: found the number 1e+30, expected the id of a token" \
     -- tokenize --tokenizer tokenizer.json --file text.txt
 rm generation_config.json
+ln -s out linked
+expect 1 'linked: cannot write: it is a symbolic link, which would be replaced' \
+    -- tokenize --tokenizer tokenizer.json --file missing.txt -o linked
 expect 1 '/dev/zero: cannot write: it is no regular file' \
     -- tokenize --tokenizer tokenizer.json --file missing.txt -o /dev/zero
 
