@@ -93,16 +93,7 @@ template <typename T> struct vector_of {
     static const int width = 16 / (int)sizeof(T);
 };
 
-template <typename T, int V> __device__ __forceinline__ void load_vector(const T *p, real<T> *ret)
-{
-    pack<T, V> v = *reinterpret_cast<const pack<T, V> *>(p);
-#pragma unroll
-    for (int i = 0; i < V; i++)
-        ret[i] = to_real(v.x[i]);
-}
-
-/* The same in two steps, for loads that are on their way while something else is done: a pack would
- * take a register for each of its elements until then. */
+/* As a load moves them, where that is up to 16 bytes: a pack takes a register for each element. */
 template <int BYTES> struct bits_of;
 template <> struct bits_of<16> {
     typedef uint4 type;
@@ -118,6 +109,14 @@ template <> struct bits_of<2> {
 };
 template <typename T, int V> using bits = typename bits_of<(int)sizeof(T) * V>::type;
 
+/* Elements that are read and rounded two at a time: a register holds a pair. */
+template <typename T, int V> struct in_pairs {
+    static const bool value = false;
+};
+template <int V> struct in_pairs<bf16, V> {
+    static const bool value = V % 2 == 0;
+};
+
 template <typename T, int V> __device__ __forceinline__ bits<T, V> load_bits(const T *p)
 {
     return *reinterpret_cast<const bits<T, V> *>(p);
@@ -125,24 +124,68 @@ template <typename T, int V> __device__ __forceinline__ bits<T, V> load_bits(con
 
 template <typename T, int V> __device__ __forceinline__ void unpack(bits<T, V> from, real<T> *ret)
 {
-    pack<T, V> v;
-    memcpy(&v, &from, sizeof v);
+    if constexpr (in_pairs<T, V>::value) {
+        uint32_t pair[V / 2];
+        memcpy(pair, &from, sizeof pair);
 #pragma unroll
-    for (int i = 0; i < V; i++)
-        ret[i] = to_real(v.x[i]);
+        for (int i = 0; i < V / 2; i++) { /* BF16 is the upper half of FP32 */
+            ret[2 * i] = __uint_as_float(pair[i] << 16);
+            ret[2 * i + 1] = __uint_as_float(pair[i] & 0xffff0000u);
+        }
+    } else {
+        pack<T, V> v;
+        memcpy(&v, &from, sizeof v);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            ret[i] = to_real(v.x[i]);
+    }
 }
 
-/* Stores v, or the sum of v and what is there; rounded once. */
+template <typename T, int V> __device__ __forceinline__ void load_vector(const T *p, real<T> *ret)
+{
+    if constexpr (in_pairs<T, V>::value) {
+        unpack<T, V>(load_bits<T, V>(p), ret);
+    } else {
+        pack<T, V> v = *reinterpret_cast<const pack<T, V> *>(p);
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            ret[i] = to_real(v.x[i]);
+    }
+}
+
+template <typename T, int V> __device__ __forceinline__ void store_vector(T *p, const real<T> *x)
+{
+    if constexpr (in_pairs<T, V>::value) {
+        bits<T, V> v;
+        __nv_bfloat162 pair[V / 2];
+#pragma unroll
+        for (int i = 0; i < V / 2; i++)
+            pair[i] = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+        memcpy(&v, pair, sizeof v);
+        *reinterpret_cast<bits<T, V> *>(p) = v;
+    } else {
+        pack<T, V> v;
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            v.x[i] = from_real<T>(x[i]);
+        *reinterpret_cast<pack<T, V> *>(p) = v;
+    }
+}
+
+/* Stores x, or the sum of x and what is there; rounded once. */
 template <typename T, int V>
 __device__ __forceinline__ void put_vector(T *p, const real<T> *x, bool add)
 {
-    pack<T, V> v;
-    if (add)
-        v = *reinterpret_cast<const pack<T, V> *>(p);
+    real<T> sum[V];
+    if (!add) {
+        store_vector<T, V>(p, x);
+        return;
+    }
+    load_vector<T, V>(p, sum);
 #pragma unroll
     for (int i = 0; i < V; i++)
-        v.x[i] = from_real<T>(add ? to_real(v.x[i]) + x[i] : x[i]);
-    *reinterpret_cast<pack<T, V> *>(p) = v;
+        sum[i] += x[i];
+    store_vector<T, V>(p, sum);
 }
 
 /* Can rows of `t` be moved by 16-byte accesses? An absent tensor does not stand in the way. */
