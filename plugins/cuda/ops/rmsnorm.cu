@@ -391,11 +391,21 @@ static __global__ void __launch_bounds__(NORM_REDUCE_COLS *NORM_REDUCE_SLICES,
     dw[j] = old + sum;
 }
 
+/* Blocks of two kernels share a multiprocessor only where both divide its memory alike. */
+template <typename F> static void prefer_shared(cuda_device *d, F *kernel)
+{
+    cuda_ok(d,
+            cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared),
+            "rmsnorm");
+}
+
 template <typename R> static void norm_reduce(const cuda_queue *q, const norm_args &a, int blocks)
 {
     int64_t slices = ceil_div(blocks, NORM_REDUCE_AHEAD);
     if (slices > NORM_REDUCE_SLICES)
         slices = NORM_REDUCE_SLICES;
+    prefer_shared(q->device, norm_reduce_kernel<R>);
     launch_next(q, norm_reduce_kernel<R>, dim3((unsigned)ceil_div(a.n, NORM_REDUCE_COLS)),
                 dim3(NORM_REDUCE_COLS, (unsigned)slices), 0, (const R *)a.part, blocks, (int)a.n,
                 (R *)a.dw, a.add_dw);
@@ -450,6 +460,8 @@ static void norm_launch(cuda_device *d, cuda_queue *q, const norm_args &a, bool 
             d,
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
             "rmsnorm");
+    if (adds_up && K > 0)
+        prefer_shared(d, kernel);
     int blocks = (int)norm_blocks(a.groups, a.n, teams, backward);
     launch_next(q, kernel, dim3((unsigned)blocks), dim3((unsigned)threads, (unsigned)teams),
                 (size_t)bytes, a);
