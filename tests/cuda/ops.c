@@ -278,7 +278,8 @@ static void grouped_linears(void)
 static void large_grouped_linears(void)
 {
     static const int32_t uneven[] = { 0, 127, 127, 255, 384, 384, 600, 600, 601 },
-                         full[] = { 0, 128, 300 }, one_has_all[] = { 0, 0, 0, 391, 391 };
+                         full[] = { 0, 128, 300 }, one_has_all[] = { 0, 0, 0, 391, 391 },
+                         many_and_few[] = { 0, 1100, 1164, 1164, 1180 };
     int32_t many[70 + 1] = { 0 }; /* more experts than a warp has lanes */
     for (int e = 0; e < 70; e++)
         many[e + 1] = many[e] + e * 7 % 23;
@@ -288,6 +289,7 @@ static void large_grouped_linears(void)
     check_grouped(full, 2, 64, 72, true);
     check_grouped(one_has_all, 4, 392, 328, true);
     check_grouped(many, 70, 72, 136, true);
+    check_grouped(many_and_few, 4, 200, 264, true);
 }
 
 /* `count` numbers from `at` on are the same bits. */

@@ -11,7 +11,9 @@
  *
  * A weight gradient's depth is the expert's rows. A last slice that is not full brings rows of the
  * next expert; one more warp makes them zero before the warpgroups see it, so that not even a NaN
- * there reaches this expert.
+ * there reaches this expert. What a gradient is added to follows its slices through the ring where
+ * the expert has few rows; where it has many the copy engine adds, which takes longer but leaves
+ * the ring to the next tile's slices.
  */
 #include "grouped.cuh"
 #include "wgmma.cuh"
@@ -32,11 +34,29 @@ enum {
  * apart that two of them take different banks. */
 enum { OUT_COLS = 128, OUT_ROWS = 16, OUT_PITCH = OUT_COLS * 4 + 64 };
 
+/* What they are added to arrives PIECE_COLS at a time in the place of a slice of B, in strips of so
+ * few columns that two rows of one take all banks. */
+enum {
+    READ_DEPTH = 1024, /* rows of an expert up to which it arrives */
+    PIECE_COLS = 64,
+    STRIP_COLS = 16,
+    STRIP_PITCH = STRIP_COLS * 4,
+    STRIP_BYTES = ROWS * STRIP_PITCH,
+    PIECE_BYTES = PIECE_COLS / STRIP_COLS * STRIP_BYTES
+};
+static_assert(PIECE_BYTES == COLS / BOX * BOX_BYTES, "a piece takes the place of a slice of B");
+
 struct tile {
     int expert;      /* -1: there is no more */
     int row, rows;   /* the first of A and C; rows that are there from it on */
     int col, cols;   /* the same of B's rows and C's columns */
     int from, depth; /* where the depth begins, and its length */
+    int read;        /* columns of C that arrive to be added to: all or none */
+};
+
+/* c: only where a weight gradient is added. */
+struct tensor_maps {
+    CUtensorMap a, b, c;
 };
 
 template <bool WEIGHTS> struct shape_of {
@@ -140,7 +160,18 @@ static __device__ tile find_tile(const shared_part<WEIGHTS> &s, const grouped_pr
     t.cols = (int)p.n - t.col;
     t.from = WEIGHTS ? s.offset[e] : 0;
     t.depth = WEIGHTS ? rows : (int)p.k;
+    t.read = WEIGHTS && p.add && rows <= READ_DEPTH ? min((int)COLS, t.cols) : 0;
     return t;
+}
+
+static __device__ __forceinline__ int slices_of(const tile &t)
+{
+    return tiles_of(t.depth, DEPTH);
+}
+
+static __device__ __forceinline__ int pieces_of(const tile &t)
+{
+    return tiles_of(t.read, PIECE_COLS);
 }
 
 /* The next tile, for a warp of those that share it. */
@@ -161,8 +192,7 @@ static __device__ __forceinline__ tile take_tile(shared_part<WEIGHTS> &s, ring<T
 
 template <bool WEIGHTS, bool B_DEEP>
 static __device__ __forceinline__ void load_slice(shared_part<WEIGHTS> &s, int stage,
-                                                  const CUtensorMap *map_a,
-                                                  const CUtensorMap *map_b, const tile &t, int k)
+                                                  const tensor_maps &maps, const tile &t, int k)
 {
     int boxes_a = t.rows > BOX ? 2 : 1, boxes_b = min(COLS / BOX, tiles_of(t.cols, BOX));
     bool partial = WEIGHTS && t.depth - k < DEPTH;
@@ -171,20 +201,31 @@ static __device__ __forceinline__ void load_slice(shared_part<WEIGHTS> &s, int s
     barrier_expect(arrived, (boxes_a + boxes_b) * BOX_BYTES);
     for (int i = 0; i < boxes_a; i++) {
         int row = t.row + i * BOX;
-        load_box(s.a[stage] + i * BOX_BYTES, map_a, arrived, WEIGHTS ? row : deep,
+        load_box(s.a[stage] + i * BOX_BYTES, &maps.a, arrived, WEIGHTS ? row : deep,
                  WEIGHTS ? deep : row, 0);
     }
     for (int i = 0; i < boxes_b; i++) {
         int row = t.col + i * BOX;
-        load_box(s.b[stage] + i * BOX_BYTES, map_b, arrived, B_DEEP ? row : deep,
+        load_box(s.b[stage] + i * BOX_BYTES, &maps.b, arrived, B_DEEP ? row : deep,
                  B_DEEP ? deep : row, WEIGHTS ? 0 : t.expert);
     }
+}
+
+/* Rows and columns that C does not have count as if they came. */
+template <bool WEIGHTS>
+static __device__ __forceinline__ void load_piece(shared_part<WEIGHTS> &s, int stage,
+                                                  const tensor_maps &maps, const tile &t, int first)
+{
+    barrier_expect(&s.full[stage], PIECE_BYTES);
+    for (int col = 0; col < PIECE_COLS; col += STRIP_COLS)
+        load_box(s.b[stage] + col / STRIP_COLS * STRIP_BYTES, &maps.c, &s.full[stage],
+                 t.col + first + col, t.row, t.expert);
 }
 
 /* One thread. */
 template <bool WEIGHTS, bool B_DEEP>
 static __device__ void feed(shared_part<WEIGHTS> &s, const grouped_product &p,
-                            const CUtensorMap *map_a, const CUtensorMap *map_b)
+                            const tensor_maps &maps)
 {
     ring<shape_of<WEIGHTS>::stages> slices = { 0, 1 };
     ring<TILES> tiles = { 0, 1 };
@@ -202,7 +243,12 @@ static __device__ void feed(shared_part<WEIGHTS> &s, const grouped_product &p,
             return;
         for (int k = 0; k < t.depth; k += DEPTH) {
             barrier_wait(&s.empty[slices.at], slices.parity);
-            load_slice<WEIGHTS, B_DEEP>(s, slices.at, map_a, map_b, t, k);
+            load_slice<WEIGHTS, B_DEEP>(s, slices.at, maps, t, k);
+            slices.advance();
+        }
+        for (int first = 0; first < t.read; first += PIECE_COLS) {
+            barrier_wait(&s.empty[slices.at], slices.parity);
+            load_piece(s, slices.at, maps, t, first);
             slices.advance();
         }
     }
@@ -213,14 +259,14 @@ static __device__ void clear_tails(shared_part<true> &s)
 {
     const int stages = shape_of<true>::stages;
     ring<TILES> tiles = { 0, 0 };
-    int stage = 0;
+    int first = 0;         /* stage of the tile */
     unsigned parities = 0; /* a bit for each stage */
     for (;;) {
         tile t = take_tile(s, tiles);
         if (t.expert < 0)
             return;
-        stage = (stage + t.depth / DEPTH) % stages;
-        int tail = t.depth % DEPTH;
+        int stage = (first + t.depth / DEPTH) % stages, tail = t.depth % DEPTH;
+        first = (first + slices_of(t) + pieces_of(t)) % stages;
         if (tail == 0)
             continue;
         barrier_wait(&s.loaded[stage], (int)(parities >> stage & 1u));
@@ -236,7 +282,6 @@ static __device__ void clear_tails(shared_part<true> &s)
         __syncwarp();
         if (lane_id() == 0)
             barrier_arrive(&s.full[stage]);
-        stage = (stage + 1) % stages;
     }
 }
 
@@ -271,10 +316,10 @@ static __device__ __forceinline__ void multiply(shared_part<WEIGHTS> &s, int sli
 }
 
 template <bool WEIGHTS>
-static __device__ __forceinline__ void pass_over(shared_part<WEIGHTS> &s, int slices,
+static __device__ __forceinline__ void pass_over(shared_part<WEIGHTS> &s, int stages,
                                                  ring<shape_of<WEIGHTS>::stages> &at)
 {
-    for (int i = 0; i < slices; i++) {
+    for (int i = 0; i < stages; i++) {
         barrier_wait(&s.full[at.at], at.parity);
         if (lane_id() == 0)
             barrier_arrive(&s.empty[at.at]);
@@ -359,12 +404,14 @@ static __device__ __forceinline__ void put_rows(const grouped_product &p, const 
 /* The same for a weight gradient. A warp puts its 16 rows into shared memory, from where they leave
  * while the next products run. */
 template <int N>
-static __device__ __forceinline__ void put_weights(const grouped_product &p, const tile &t,
-                                                   int group, const float *sum, uint8_t *out)
+static __device__ __forceinline__ void
+put_weights(shared_part<true> &s, const grouped_product &p, const tile &t, int group,
+            ring<shape_of<true>::stages> &at, const float *sum)
 {
     int lane = lane_id(), row = group * BOX + ((int)threadIdx.x >> 5 & 3) * OUT_ROWS;
     bool odd = lane & 1; /* pairs of lanes exchange halves: each has 4 columns of one 8 */
-    uint8_t *to = out + lane / 4 * OUT_PITCH + (odd ? 32 : 0) + (lane >> 1 & 1) * 16;
+    int within = (odd ? 32 : 0) + (lane >> 1 & 1) * 16;
+    uint8_t *out = s.out[threadIdx.x / 32], *to = out + lane / 4 * OUT_PITCH + within;
     float *c = static_cast<float *>(p.c) + (t.expert * p.m + t.row + row + lane) * p.ldc + t.col;
 #pragma unroll
     for (int first = 0; first < N; first += OUT_COLS) {
@@ -373,20 +420,42 @@ static __device__ __forceinline__ void put_weights(const grouped_product &p, con
         bulk_wait_read();
         __syncwarp();
 #pragma unroll
-        for (int j = first / 8; j < (first + OUT_COLS) / 8; j += 2)
+        for (int piece = first; piece < first + OUT_COLS; piece += PIECE_COLS) {
+            const uint8_t *old = s.b[at.at] + (row + lane / 4) * STRIP_PITCH + within;
+            bool read = piece < t.read;
+            if (read)
+                barrier_wait(&s.full[at.at], at.parity);
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const float *x = sum + j * 4 + half * 2, *y = x + 4;
-                float s0 = __shfl_xor_sync(0xffffffffu, odd ? x[0] : y[0], 1);
-                float s1 = __shfl_xor_sync(0xffffffffu, odd ? x[1] : y[1], 1);
-                *reinterpret_cast<float4 *>(to + half * 8 * OUT_PITCH + (j * 8 - first) * 4) =
-                    odd ? make_float4(s0, s1, y[0], y[1]) : make_float4(x[0], x[1], s0, s1);
+            for (int j = piece / 8; j < (piece + PIECE_COLS) / 8; j += 2)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float *x = sum + j * 4 + half * 2, *y = x + 4;
+                    float s0 = __shfl_xor_sync(0xffffffffu, odd ? x[0] : y[0], 1);
+                    float s1 = __shfl_xor_sync(0xffffffffu, odd ? x[1] : y[1], 1);
+                    float4 v =
+                        odd ? make_float4(s0, s1, y[0], y[1]) : make_float4(x[0], x[1], s0, s1);
+                    if (read) {
+                        float4 o = *reinterpret_cast<const float4 *>(
+                            old + (j * 8 - piece) / STRIP_COLS * STRIP_BYTES +
+                            half * 8 * STRIP_PITCH);
+                        v.x += o.x, v.y += o.y, v.z += o.z, v.w += o.w;
+                    }
+                    *reinterpret_cast<float4 *>(to + half * 8 * OUT_PITCH + (j * 8 - first) * 4) =
+                        v;
+                }
+            if (read) {
+                __syncwarp();
+                if (lane == 0)
+                    barrier_arrive(&s.empty[at.at]);
+                at.advance();
             }
+        }
         publish();
         __syncwarp();
         if (lane < OUT_ROWS && row + lane < t.rows)
             bulk_store(c + first, out + lane * OUT_PITCH,
-                       min((int)OUT_COLS, t.cols - first) * (int)sizeof(float), p.add);
+                       min((int)OUT_COLS, t.cols - first) * (int)sizeof(float),
+                       p.add && t.read == 0);
         bulk_commit();
     }
 }
@@ -401,8 +470,8 @@ static __device__ __forceinline__ void make_tile(shared_part<WEIGHTS> &s, const 
     for (int i = 0; i < N / 2; i++)
         sum[i] = 0;
     multiply<WEIGHTS, B_DEEP, N>(s, slices, group, at, sum);
-    if (WEIGHTS)
-        put_weights<N>(p, t, group, sum, s.out[threadIdx.x / 32]);
+    if constexpr (WEIGHTS)
+        put_weights<N>(s, p, t, group, at, sum);
     else
         put_rows<N>(p, t, group, sum);
 }
@@ -416,11 +485,11 @@ static __device__ __forceinline__ void make_tiles(shared_part<WEIGHTS> &s, const
     ring<TILES> tiles = { 0, 0 };
     for (;;) {
         tile t = take_tile(s, tiles);
-        int slices = tiles_of(t.depth, DEPTH);
+        int slices = slices_of(t);
         if (t.expert < 0)
             break;
         if (t.rows <= group * BOX)
-            pass_over(s, slices, at);
+            pass_over(s, slices + pieces_of(t), at);
         else if (t.cols > COLS / 2)
             make_tile<WEIGHTS, B_DEEP, COLS>(s, p, t, slices, group, at);
         else
@@ -448,8 +517,7 @@ template <bool WEIGHTS> static __device__ void open_barriers(shared_part<WEIGHTS
 
 template <bool WEIGHTS, bool B_DEEP>
 static __global__ void __launch_bounds__(THREADS, 1)
-    grouped_kernel(const __grid_constant__ CUtensorMap map_a,
-                   const __grid_constant__ CUtensorMap map_b,
+    grouped_kernel(const __grid_constant__ tensor_maps maps,
                    const __grid_constant__ grouped_product p)
 {
     extern __shared__ uint8_t memory[];
@@ -467,7 +535,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         int warp = (int)threadIdx.x / 32 - MULTIPLIERS;
         if (warp == 0 && lane_id() == 0)
-            feed<WEIGHTS, B_DEEP>(s, p, &map_a, &map_b);
+            feed<WEIGHTS, B_DEEP>(s, p, maps);
         if constexpr (WEIGHTS)
             if (warp == 1)
                 clear_tails(s);
@@ -477,26 +545,44 @@ static __global__ void __launch_bounds__(THREADS, 1)
 /* ---- launches --------------------------------------------------------------------------------
  */
 
-/* `count` matrices of rows x cols, one after the other. */
-static bool map_of(const cuda_device *d, const void *data, int64_t rows, int64_t cols, int64_t ld,
-                   int64_t count, CUtensorMap *ret)
+/* `count` matrices of rows x cols, one after the other, of which boxes are moved. */
+struct matrices {
+    const void *data;
+    int64_t rows, cols, ld, count;
+};
+
+static bool encode_map(const cuda_device *d, const matrices &x, CUtensorMapDataType dtype,
+                       int element, int box_cols, int box_rows, CUtensorMapSwizzle swizzle,
+                       CUtensorMap *ret)
 {
-    if (ld % 8 != 0)
+    if (x.ld * element % 16 != 0)
         return false; /* as a single row may have it */
     PFN_cuTensorMapEncodeTiled_v12000 encode =
         reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(d->tensor_map_encoder);
-    const cuuint64_t dims[3] = { (cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)count };
-    const cuuint64_t strides[2] = { (cuuint64_t)(ld * 2), (cuuint64_t)(rows * ld * 2) };
-    const cuuint32_t box[3] = { BOX, BOX, 1 }, every[3] = { 1, 1, 1 };
-    return encode(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void *>(data), dims, strides,
-                  box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    const cuuint64_t dims[3] = { (cuuint64_t)x.cols, (cuuint64_t)x.rows, (cuuint64_t)x.count };
+    const cuuint64_t strides[2] = { (cuuint64_t)(x.ld * element),
+                                    (cuuint64_t)(x.rows * x.ld * element) };
+    const cuuint32_t box[3] = { (cuuint32_t)box_cols, (cuuint32_t)box_rows, 1 };
+    const cuuint32_t every[3] = { 1, 1, 1 };
+    return encode(ret, dtype, 3, const_cast<void *>(x.data), dims, strides, box, every,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+static bool map_operand(const cuda_device *d, const matrices &x, CUtensorMap *ret)
+{
+    return encode_map(d, x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, BOX, BOX,
+                      CU_TENSOR_MAP_SWIZZLE_128B, ret);
+}
+
+static bool map_strips(const cuda_device *d, const matrices &x, CUtensorMap *ret)
+{
+    return encode_map(d, x, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, STRIP_COLS, ROWS,
+                      CU_TENSOR_MAP_SWIZZLE_NONE, ret);
+}
+
 template <bool WEIGHTS, bool B_DEEP>
-static void launch(cuda_queue *q, const grouped_product &p, const CUtensorMap &a,
-                   const CUtensorMap &b)
+static void launch(cuda_queue *q, const grouped_product &p, const tensor_maps &maps)
 {
     const int bytes = (int)sizeof(shared_part<WEIGHTS>) + 1024;
     /* At most one tile of each expert is not full. */
@@ -508,7 +594,7 @@ static void launch(cuda_queue *q, const grouped_product &p, const CUtensorMap &a
                                      cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                 "grouped_linear"))
         grouped_kernel<WEIGHTS, B_DEEP>
-            <<<(unsigned)(most < blocks ? most : blocks), THREADS, bytes, q->stream>>>(a, b, p);
+            <<<(unsigned)(most < blocks ? most : blocks), THREADS, bytes, q->stream>>>(maps, p);
 }
 
 bool grouped_wgmma_runs(const cuda_device *d)
@@ -516,29 +602,30 @@ bool grouped_wgmma_runs(const cuda_device *d)
     return d->tensor_map_encoder != NULL;
 }
 
-static bool map_operands(const cuda_device *d, const grouped_product *p, bool a_deep, bool b_deep,
-                         CUtensorMap *a, CUtensorMap *b)
+static bool map_all(const cuda_device *d, const grouped_product *p, bool a_deep, bool b_deep,
+                    tensor_maps *ret)
 {
     int64_t tokens = p->tokens > 0 ? p->tokens : 1; /* a map is of something */
     if (a_deep)
-        return map_of(d, p->a, tokens, p->m, p->lda, 1, a) &&
-               map_of(d, p->b, tokens, p->n, p->ldb, 1, b);
+        return map_operand(d, { p->a, tokens, p->m, p->lda, 1 }, &ret->a) &&
+               map_operand(d, { p->b, tokens, p->n, p->ldb, 1 }, &ret->b) &&
+               (!p->add || map_strips(d, { p->c, p->m, p->n, p->ldc, p->experts }, &ret->c));
     int64_t rows = b_deep ? p->k : p->n, cols = b_deep ? p->n : p->k;
-    return map_of(d, p->a, p->m, p->k, p->lda, 1, a) &&
-           map_of(d, p->b, rows, cols, p->ldb, p->experts, b);
+    return map_operand(d, { p->a, p->m, p->k, p->lda, 1 }, &ret->a) &&
+           map_operand(d, { p->b, rows, cols, p->ldb, p->experts }, &ret->b);
 }
 
 bool grouped_wgmma(cuda_queue *q, const grouped_product *p, bool a_deep, bool b_deep)
 {
-    CUtensorMap a, b;
+    tensor_maps maps = {};
     bool pairs = (uintptr_t)p->bias % 4 == 0 && p->ld_bias % 2 == 0;
-    if (p->experts > MAX_EXPERTS || !pairs || !map_operands(q->device, p, a_deep, b_deep, &a, &b))
+    if (p->experts > MAX_EXPERTS || !pairs || !map_all(q->device, p, a_deep, b_deep, &maps))
         return false;
     if (a_deep)
-        launch<true, true>(q, *p, a, b);
+        launch<true, true>(q, *p, maps);
     else if (b_deep)
-        launch<false, true>(q, *p, a, b);
+        launch<false, true>(q, *p, maps);
     else
-        launch<false, false>(q, *p, a, b);
+        launch<false, false>(q, *p, maps);
     return true;
 }
