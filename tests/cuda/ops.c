@@ -80,6 +80,7 @@ static void norms(void)
     check_norm(1, 1, 8, 0);
     check_norm(9, 1, 5120, 0);
     check_norm(9, 1, 9000, 0);
+    check_norm(1700, 1, 1032, 0); /* a team has so many groups that its memory is used again */
 }
 
 static void large_norms(void)
