@@ -174,15 +174,22 @@ static __device__ __forceinline__ int pieces_of(const tile &t)
     return tiles_of(t.read, PIECE_COLS);
 }
 
-/* The next tile, for a warp of those that share it. */
+/* The next tile, for a warp of those that share it. One lane reads it for all: the one that lets
+ * its place go. */
 template <bool WEIGHTS>
 static __device__ __forceinline__ tile take_tile(shared_part<WEIGHTS> &s, ring<TILES> &tiles)
 {
+    int word[sizeof(tile) / sizeof(int)] = {};
+    tile t;
     barrier_wait(&s.told[tiles.at], tiles.parity);
-    tile t = s.next[tiles.at];
-    __syncwarp();
-    if (lane_id() == 0)
+    if (lane_id() == 0) {
+        memcpy(word, &s.next[tiles.at], sizeof word);
         barrier_arrive(&s.taken[tiles.at]);
+    }
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof word / sizeof *word); i++)
+        word[i] = __shfl_sync(0xffffffffu, word[i], 0);
+    memcpy(&t, word, sizeof t);
     tiles.advance();
     return t;
 }
