@@ -339,6 +339,10 @@ static __global__ void __launch_bounds__(WIDE ? NORM_WIDE_THREADS : NORM_TEAMS *
     }
     if (!a.part)
         return;
+    /* The block's first team may have had one group more. Only for racecheck, which seems to
+     * compare how many barriers two threads have passed, of whichever number. */
+    if (WIDE && a.dx && group - t.number * (int)gridDim.x < a.groups)
+        team_barrier(t);
     __syncthreads(); /* the walks are over everywhere: their memory is free */
     if constexpr (K > 0)
         EACH_PIECE(t, a.n)
