@@ -2,8 +2,9 @@
  *
  * The lander: takes the gradients of pieces off the device, in slices, and hands them on. With a
  * gradient plane the first contribution of a step is copied there and later ones are added in
- * order; without one, slices go by slab straight to the optimizer, during backward or, where they
- * are held for their norm, once that is known. Alone feeds the copy-out queue.
+ * order; without one, slices go by slab straight to the optimizer: during backward, beside the next
+ * forward what there was no time for (parking.c), or, where they are held for their norm, once that
+ * is known. Alone feeds the copy-out queue.
  *
  * Gradients leave as FP32 or as BF16. What is added up on the host is FP32 always.
  */
@@ -274,8 +275,9 @@ static bool used_before(const engine *e, int32_t piece, int32_t slice)
     return false;
 }
 
-/* Contributions of this step to the slice's parameter, this one included. Segments of a unit land
- * one after the other, the last one first, and each brings its share of the same contribution. */
+/* Contributions of this step to the slice's parameter, this one included. Where they are added up
+ * segments of a unit land one after the other, the last one first, and each brings its share of the
+ * same contribution. */
 static int32_t count_contribution(engine *e, int32_t piece, int32_t param)
 {
     const tpl_plan *t = e->p->tpl[e->piece[piece].unit];
@@ -292,7 +294,7 @@ static contribution contribute(engine *e, const landing *l, int32_t k)
     int32_t param = piece_param(e, l->piece, &piece_segment(e, l->piece)->slice[k]);
     int32_t count = count_contribution(e, l->piece, param);
     return (contribution){ .param = param,
-                           .first = count == 1,
+                           .first = count == 1 || !e->plane[param], /* or the only one */
                            .again = used_before(e, l->piece, k),
                            .update = e->step.immediate && count == e->contributors[param] * shares,
                            .params = l->update };

@@ -117,7 +117,7 @@ void parking_open(engine *e)
 }
 
 /* How many pieces are left; until parking_open they are the main thread's. */
-static int64_t close(engine *e)
+static int64_t close_parking(engine *e)
 {
     parking *p = &e->parking;
     pthread_mutex_lock(&e->lock);
@@ -175,7 +175,7 @@ void parking_clear(engine *e)
 {
     if (!e->l.parked)
         return;
-    int64_t n = close(e);
+    int64_t n = close_parking(e);
     for (int64_t i = 0; i < n; i++)
         lander_check_piece(e, e->parking.landing[i].piece);
     if (e->step.discard)
