@@ -213,14 +213,14 @@ static void land_slices(engine *e, const landing *l, int32_t slot, contribution 
     work_kind kind = e->plane[c.param] ? WORK_ADD : WORK_UPDATE_SLAB;
     int64_t slice = work_on(e, &c, kind).slice;
     while (c.begin < c.end) {
-        contribution part = c;
-        part.end = c.end - c.begin < slice ? c.end : c.begin + slice;
-        bool idle = is_idle(e, l, slot, part.begin, part.end);
-        if (idle) { /* and as many more as follow */
-            part = first_part(e, l, slot, &c, slice, &idle);
+        bool idle = false;
+        contribution part = first_part(e, l, slot, &c, slice, &idle);
+        if (idle)
             hand_over(e, work_on(e, &part, kind));
-        } else {
-            copy_slice(e, work_on(e, &part, kind), src, part.end - part.begin);
+        for (contribution one = part; one.begin < part.end && !idle; one.begin = one.end) {
+            one.end = part.end - one.begin < slice ? part.end : one.begin + slice;
+            copy_slice(e, work_on(e, &one, kind), src + (one.begin - c.begin) * e->l.grad_size,
+                       one.end - one.begin);
         }
         src += (part.end - part.begin) * e->l.grad_size;
         c.begin = part.end;
