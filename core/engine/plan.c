@@ -11,7 +11,6 @@
 #include "layout.h"
 #include "plan_internal.h"
 
-#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,12 +114,17 @@ static void count_bytes(plan *p)
 _Static_assert(LAYOUT_REGIONS <= (int)(sizeof((plan *)0)->item / sizeof(plan_item)),
                "every region has an item");
 
-static bool fits(const plan *p, const plan_limits *lim)
+int64_t plan_missing(const plan *p, const plan_limits *lim, plan_tier tier)
 {
     int64_t device = p->tier_bytes[PLAN_DEVICE], host = p->tier_bytes[PLAN_HOST];
-    if (lim->unified && device + host > lim->host)
-        return false;
-    return device <= lim->device && host <= lim->host;
+    int64_t bytes =
+        tier == PLAN_DEVICE ? device - lim->device : host + (lim->unified ? device : 0) - lim->host;
+    return bytes > 0 ? bytes : 0;
+}
+
+static bool fits(const plan *p, const plan_limits *lim)
+{
+    return plan_missing(p, lim, PLAN_DEVICE) == 0 && plan_missing(p, lim, PLAN_HOST) == 0;
 }
 
 /* Raises policies from `from` to `to`, unit by unit, as long as everything fits. */
@@ -230,6 +234,14 @@ typedef struct candidate {
     bool small; /* segments, where it may have any */
 } candidate;
 
+/* The best one so far, and what makes it that. */
+typedef struct choice {
+    candidate c;
+    bool fits;
+    double seconds;                       /* where it fits */
+    int64_t device_missing, host_missing; /* where it does not */
+} choice;
+
 /* Where updates run beside backward and host memory has room, they may be behind when it ends. */
 static void deepen(plan *p, const plan_limits *lim)
 {
@@ -283,49 +295,60 @@ static mt_status complete(plan *p, const candidate *c, const plan_limits *lim, b
     return plan_predict(p);
 }
 
-/* Of the candidates with that many groups the fastest that fits, if it is faster than *best. */
-static mt_status choose_place(plan *p, int64_t groups, const plan_limits *lim, candidate *best,
-                              double *best_seconds)
+/* Of two that are equally fast the earlier one stays, and units stay whole unless there is
+ * something in it. Where nothing fits, host memory is what can be bought: it may be short where the
+ * device need not be. */
+static bool is_better(const choice *a, const choice *b)
 {
-    /* Of two that are equally fast, the one that moves less, or leaves the device more room; and
-     * units stay whole unless there is something in it. */
+    if (a->fits != b->fits)
+        return a->fits;
+    if (a->fits)
+        return a->seconds < b->seconds * (a->c.small ? 0.98 : 0.999);
+    if (a->device_missing != b->device_missing)
+        return a->device_missing < b->device_missing;
+    return a->host_missing < b->host_missing;
+}
+
+/* Completes all candidates with that many groups; *best becomes the best of them and of itself. */
+static mt_status choose_place(plan *p, int64_t groups, const plan_limits *lim, choice *best)
+{
+    bool one_limit = lim->unified && lim->device == lim->host; /* and the host's counts both */
+    /* Places that come first move less, or leave the device more room. */
     for (place where = 0; where < PLACES; where++)
         for (int small = 0; small <= may_cut(p); small++) {
-            const candidate c = { groups, where, small };
-            bool ok;
+            choice one = { .c = { groups, where, small } };
             if (!may_place(&p->request, groups, where))
                 continue;
-            mt_status st = complete(p, &c, lim, &ok);
+            mt_status st = complete(p, &one.c, lim, &one.fits);
             if (st < 0)
                 return st;
-            if (ok && p->seconds < *best_seconds * (small ? 0.98 : 0.999)) {
-                *best = c;
-                *best_seconds = p->seconds;
-            }
+            one.seconds = p->seconds;
+            one.device_missing = one_limit ? 0 : plan_missing(p, lim, PLAN_DEVICE);
+            one.host_missing = plan_missing(p, lim, PLAN_HOST);
+            if (best->c.groups == 0 || is_better(&one, best))
+                *best = one;
         }
     return MT_OK;
 }
 
-/* The fastest number of groups, place of gradients and segments that fits, completed in p. */
+/* The fastest number of groups, place of gradients and segments that fits, or else what is nearest
+ * to fitting, completed in p. */
 mt_status plan_choose(plan *p, const plan_limits *lim, bool *ret_fits)
 {
     const plan_request *r = &p->request;
     int64_t from = r->groups == PLAN_AUTO ? 1 : r->groups;
     int64_t to = r->groups == PLAN_AUTO ? r->micro_batches : r->groups;
-    candidate best = { to, PLACE_BUFFERS, false };
-    double best_seconds = INFINITY;
-    while (!may_place(r, to, best.where)) /* what is asked for, should nothing fit */
-        best.where = (best.where + 1) % PLACES;
+    choice best = { .c = { .groups = 0 } }; /* none yet */
     for (int64_t groups = from; groups <= to; groups++) {
         /* Numbers of groups that leave groups equally large move more for nothing. */
         int64_t largest = (r->micro_batches + groups - 1) / groups;
         if (groups > from && largest == (r->micro_batches + groups - 2) / (groups - 1))
             continue;
-        mt_status st = choose_place(p, groups, lim, &best, &best_seconds);
+        mt_status st = choose_place(p, groups, lim, &best);
         if (st < 0)
             return st;
     }
-    return complete(p, &best, lim, ret_fits);
+    return complete(p, &best.c, lim, ret_fits);
 }
 
 /* ---- creating -------------------------------------------------------------------------------- */

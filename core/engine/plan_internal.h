@@ -41,7 +41,12 @@ static inline int64_t min64(int64_t a, int64_t b)
 mt_status plan_get_tpl(plan *p, int32_t tpl_index, tpl_policy policy, int64_t gather_rows,
                        tpl_plan **ret);
 
-/* Completes p with the fastest choice that fits, or with one that does not. */
+/* Bytes by which a complete choice passes the limit of the tier, 0: it does not. Where both are the
+ * same memory the host's hold the device's too. */
+int64_t plan_missing(const plan *p, const plan_limits *lim, plan_tier tier);
+
+/* Completes p with the fastest choice that fits, or where none does with the one that is nearest to
+ * it: the least device memory is missing, and of such, the least host memory. */
 mt_status plan_choose(plan *p, const plan_limits *lim, bool *ret_fits);
 
 /* Fills in the seconds of a full step, of a choice that is complete. */

@@ -64,13 +64,9 @@ static bool would_fit(plan *p, const plan_request *changed, const plan_limits *l
 
 static void describe(const plan *p, const plan_limits *lim, text *t)
 {
-    int64_t device = p->tier_bytes[PLAN_DEVICE], host = p->tier_bytes[PLAN_HOST];
-    int64_t short_by =
-        device - lim->device > host - lim->host ? device - lim->device : host - lim->host;
-    if (lim->unified && device + host - lim->host > short_by)
-        short_by = device + host - lim->host;
+    int64_t device = plan_missing(p, lim, PLAN_DEVICE), host = plan_missing(p, lim, PLAN_HOST);
     text_add(t, "the run does not fit, ");
-    text_bytes(t, short_by);
+    text_bytes(t, device > host ? device : host);
     text_add(t, " are missing: ");
     text_tier(t, p, PLAN_DEVICE, lim->device);
     text_add(t, "; ");
@@ -147,11 +143,10 @@ static void offer_smaller_batches(plan *p, const plan_limits *lim, text *t)
 /* The key of a limit that the run sets and that is passed; NULL: none. */
 static const char *own_limit(const plan *p, const plan_limits *lim)
 {
-    int64_t device = p->tier_bytes[PLAN_DEVICE], host = p->tier_bytes[PLAN_HOST];
-    if (p->request.device_limit != PLAN_AUTO && device > lim->device)
+    if (p->request.device_limit != PLAN_AUTO && plan_missing(p, lim, PLAN_DEVICE) > 0)
         return "memory.gpu";
-    host += lim->unified ? device : 0;
-    return p->request.host_limit != PLAN_AUTO && host > lim->host ? "memory.host" : NULL;
+    bool host = p->request.host_limit != PLAN_AUTO && plan_missing(p, lim, PLAN_HOST) > 0;
+    return host ? "memory.host" : NULL;
 }
 
 mt_status plan_refuse(plan *p, const plan_limits *lim)

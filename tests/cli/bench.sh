@@ -207,6 +207,11 @@ check 'how many steps nobody knows' bash -c '! grep -q "steps: about" out'
 expect 0 '  500 steps: about ' -- plan 405b.yaml "${h200[@]}" memory.host=8TB train.max_steps=500
 expect 1 'more memory is needed' -- plan 405b.yaml "${h200[@]}" memory.host=2TB
 check 'this is the other machine' bash -c '! grep -q "plan --profile" out'
+# What is missing is counted from the plan that is nearest to fitting.
+expect 1 'are missing' 'optimizer states' -- plan 405b.yaml "${h200[@]}" memory.host=2TB \
+    train.max_grad_norm=0 train.gradient_accumulation_steps=4
+check 'without clipping no gradient waits for others' bash -c '! grep -q "gradient plane" out'
+expect 1 'No setting but a larger memory.host' -- plan 405b.yaml "${h200[@]}" memory.host=3TB
 # shellcheck disable=SC2016
 expect 1 'more memory is needed; `megatrain plan --profile FILE`' -- plan 405b.yaml device=cpu
 expect 1 "unknown key 'fils'" -- plan 405b.yaml "${h200[@]}" memory.host=8TB data.fils=text.txt
