@@ -426,15 +426,19 @@ static plan_limits find_limits(const plan_request *r, const mt_backend *backend,
     return lim;
 }
 
+bool plan_can_narrow(const mt_backend *backend)
+{
+    const size_t has_narrow = offsetof(mt_backend, narrow) + sizeof backend->narrow;
+    return backend->struct_size >= has_narrow && backend->narrow;
+}
+
 mt_status plan_create(const model *m, const plan_request *request, const plan_profile *profile,
                       const mt_backend *backend, void *device, plan **ret)
 {
     mt_status st = check_request(m, request);
     if (st < 0)
         return st;
-    const size_t has_narrow = offsetof(mt_backend, narrow) + sizeof backend->narrow;
-    if (request->training && request->gradient_dtype == MT_BF16 &&
-        (backend->struct_size < has_narrow || !backend->narrow))
+    if (request->training && request->gradient_dtype == MT_BF16 && !plan_can_narrow(backend))
         return status_set(MT_ERR_UNSUPPORTED,
                           "memory.gradient_dtype is bf16, but the backend '%s' cannot round "
                           "gradients; use fp32",

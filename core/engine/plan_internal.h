@@ -49,6 +49,9 @@ int64_t plan_missing(const plan *p, const plan_limits *lim, plan_tier tier);
  * it: the least device memory is missing, and of such, the least host memory. */
 mt_status plan_choose(plan *p, const plan_limits *lim, bool *ret_fits);
 
+/* Can the backend round gradients to BF16? */
+bool plan_can_narrow(const mt_backend *backend);
+
 /* Fills in the seconds of a full step, of a choice that is complete. */
 mt_status plan_predict(plan *p);
 

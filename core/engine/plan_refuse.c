@@ -117,6 +117,10 @@ static void offer_settings(plan *p, const plan_limits *lim, text *t)
     c.max_grad_norm = 0;
     if (r->training && r->max_grad_norm > 0)
         offer(p, lim, &c, "train.max_grad_norm: 0 (no gradient plane)", t);
+    c = *r;
+    c.gradient_dtype = MT_BF16;
+    if (r->training && r->gradient_dtype == MT_F32 && plan_can_narrow(p->owner->backend))
+        offer(p, lim, &c, "memory.gradient_dtype: bf16 (gradients leave and wait as BF16)", t);
 }
 
 /* Names the largest micro-batches, by halves, with which the request fits. */

@@ -211,6 +211,8 @@ check 'this is the other machine' bash -c '! grep -q "plan --profile" out'
 expect 1 'are missing' 'optimizer states' -- plan 405b.yaml "${h200[@]}" memory.host=2TB \
     train.max_grad_norm=0 train.gradient_accumulation_steps=4
 check 'without clipping no gradient waits for others' bash -c '! grep -q "gradient plane" out'
+expect 1 'train.max_grad_norm: 0' 'memory.gradient_dtype: bf16' -- plan 405b.yaml "${h200[@]}" memory.host=6TB
+expect 0 'predicted' -- plan 405b.yaml "${h200[@]}" memory.host=6TB memory.gradient_dtype=bf16
 expect 1 'No setting but a larger memory.host' -- plan 405b.yaml "${h200[@]}" memory.host=3TB
 # shellcheck disable=SC2016
 expect 1 'more memory is needed; `megatrain plan --profile FILE`' -- plan 405b.yaml device=cpu
