@@ -345,11 +345,12 @@ static void run_step(engine *e, const step_batch *batch, bool update,
     lander_wait(e, e->landings_given);
     e->b->event_sync(e->dev, e->set[lander_last_set(e)].done);
     experts_count(e, batch->n);
-    parking_clear(e);
+    int64_t left = parking_close(e);
+    /* What leaves from now on, and updates, are on the timeline the next step's. */
+    e->traffic.end_event = atomic_load(&e->time.next);
+    parking_clear(e, left);
     e->step.landed = time_now();
     step_sum_loss(e);
-    /* What the updates that follow write on the timeline is the next step's. */
-    e->traffic.end_event = atomic_load(&e->time.next);
 }
 
 /* Sum of the squares of what slot k of unit u got on the device, part by part: the same whatever

@@ -432,8 +432,11 @@ void parking_add(engine *e, const landing *l);
 /* What the lander is to land next; false: nothing, or others come first. [lander] */
 bool parking_take(engine *e, landing *ret);
 void parking_open(engine *e); /* before a step's passes */
-/* All passes of the step are through: lets what is left leave beside the next forward. */
-void parking_clear(engine *e);
+/* All passes of the step are through: how many pieces are left, which until parking_open are the
+ * main thread's. Nothing of the step is under way on copy-out any more. */
+int64_t parking_close(engine *e);
+/* Lets those n leave beside the next forward. */
+void parking_clear(engine *e, int64_t n);
 
 /* experts.c: nothing happens to units without experts. */
 mt_status experts_start(engine *e);

@@ -116,8 +116,7 @@ void parking_open(engine *e)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* How many pieces are left; until parking_open they are the main thread's. */
-static int64_t close_parking(engine *e)
+int64_t parking_close(engine *e)
 {
     parking *p = &e->parking;
     pthread_mutex_lock(&e->lock);
@@ -171,11 +170,8 @@ static void forget(engine *e, int64_t n)
     pthread_mutex_unlock(&e->lock);
 }
 
-void parking_clear(engine *e)
+void parking_clear(engine *e, int64_t n)
 {
-    if (!e->l.parked)
-        return;
-    int64_t n = close_parking(e);
     for (int64_t i = 0; i < n; i++)
         lander_check_piece(e, e->parking.landing[i].piece);
     if (e->step.discard)

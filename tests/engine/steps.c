@@ -309,16 +309,18 @@ static void set_one(world *w, const char *name, int64_t i, float x)
 
 static void an_infinite_weight_changes_no_state(void)
 {
-    for (int mode = 0; mode < 20; mode++) {
+    for (int mode = 0; mode < 24; mode++) {
         world_options o = training(mode & 1 ? MT_BF16 : MT_F32);
         world w;
-        bool held = mode >= 16;
-        o.request.max_grad_norm = mode & 2 && !held ? -1 : 1;
-        o.request.groups = held && mode & 2 ? 1 : 2;
-        o.request.gradients = held       ? PLAN_GRADIENTS_HELD
-                              : mode & 4 ? PLAN_GRADIENTS_DEVICE
-                                         : PLAN_GRADIENTS_HOST;
-        o.request.gradient_dtype = mode & (held ? 1 : 8) ? MT_BF16 : MT_F32;
+        bool held = mode >= 16 && mode < 20;
+        o.apart = mode >= 20; /* gradients wait on the device */
+        o.slow_update_ns = o.apart ? 100 * 1000 : 0;
+        o.request.max_grad_norm = (mode & 2 && !held) || o.apart ? -1 : 1;
+        o.request.groups = (held && mode & 2) || o.apart ? 1 : 2;
+        o.request.gradients = held                   ? PLAN_GRADIENTS_HELD
+                              : mode & 4 && !o.apart ? PLAN_GRADIENTS_DEVICE
+                                                     : PLAN_GRADIENTS_HOST;
+        o.request.gradient_dtype = mode & (held ? 1 : o.apart ? 2 : 8) ? MT_BF16 : MT_F32;
         world_open(&o, &w);
         step_batch *b = world_batch(4, 4, 24, 3, WORLD_VOCAB);
         set_one(&w, "layers.1.up.weight", 3, INFINITY);
@@ -359,10 +361,12 @@ static void make_gradient_overflow(world *w)
 
 static void an_infinite_gradient_is_never_applied(void)
 {
-    for (int mode = 0; mode < 4; mode++) {
+    for (int mode = 0; mode < 8; mode++) {
         bool clip = mode & 1;
         world_options o = training(MT_F32);
         world w;
+        o.apart = mode & 4; /* without clipping gradients of others wait on the device */
+        o.slow_update_ns = o.apart ? 1000 * 1000 : 0;
         o.request.max_grad_norm = clip ? 1 : -1;
         o.request.gradient_dtype = mode & 2 ? MT_BF16 : MT_F32;
         world_open(&o, &w);
@@ -614,6 +618,35 @@ static void time_of_busy_workers_is_counted(void)
     world_close(&w);
 }
 
+/* Gradients of every unit leave once in a step; those that leave when it is over do in the next. */
+static void copies_that_are_behind_are_counted_once(void)
+{
+    enum { STEPS = 4 };
+    world_options o = training(MT_F32);
+    o.apart = o.tables = true; /* updates of tables are waited for while copies go on */
+    o.threads = 1;
+    o.slow_update_ns = 1000 * 1000;
+    o.request.max_grad_norm = -1;
+    world w;
+    world_open(&o, &w);
+    step_batch *b = world_batch(1, 4, 24, 3, WORLD_VOCAB);
+    int copies[WORLD_BLOCKS + 2] = { 0 };
+    for (int i = 1; i <= STEPS; i++) {
+        engine_result r;
+        step(&w, b, i, &r);
+        for (int32_t u = 0; u < w.m->n_units; u++) {
+            engine_unit_times t;
+            engine_time_unit(w.e, u, &t);
+            copies[u] += t.n_copy_out;
+        }
+    }
+    for (int32_t u = 0; u < w.m->n_units; u++)
+        CHECK(copies[u] == STEPS || copies[u] == STEPS - 1, "%d copies of unit %d in %d steps",
+              copies[u], u, STEPS);
+    world_batch_free(b);
+    world_close(&w);
+}
+
 int main(void)
 {
     RUN(policies_give_the_same_bits);
@@ -632,6 +665,7 @@ int main(void)
     RUN(memory_does_not_grow);
     RUN(traffic_is_counted);
     RUN(time_of_busy_workers_is_counted);
+    RUN(copies_that_are_behind_are_counted_once);
     RUN(bad_batches_are_refused);
     return check_done();
 }

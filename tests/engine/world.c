@@ -83,14 +83,43 @@ static const mt_backend *backend_for(const world_options *o, void **ret_device)
 
 struct world_config {
     mt_config base; /* nothing in it: the fields below say everything */
-    bool tied, frozen_norms;
-    int32_t hidden, blocks, vocab;
+    bool tied, frozen_norms, tables;
+    int32_t hidden, blocks, vocab, wide;
+    const char *only;
 };
+
+static uint32_t frozen(const struct world_config *c, const char *name)
+{
+    return c->only && strcmp(c->only, name) != 0 ? MT_PARAM_FROZEN : 0;
+}
+
+static mt_val matrix(mt_builder *b, const struct world_config *c, const char *name, int64_t rows,
+                     int64_t cols, double std)
+{
+    mt_param_info p = { .struct_size = sizeof p,
+                        .flags = frozen(c, name),
+                        .name = name,
+                        .rows = rows,
+                        .cols = cols,
+                        .init = MT_INIT_NORMAL,
+                        .init_std = (float)std };
+    return b->api->param(b, &p);
+}
+
+static mt_val bias(mt_builder *b, const struct world_config *c, const char *name, int64_t n)
+{
+    mt_param_info p = { .struct_size = sizeof p,
+                        .flags = MT_PARAM_NO_DECAY | frozen(c, name),
+                        .name = name,
+                        .cols = n,
+                        .init = MT_INIT_ZEROS };
+    return b->api->param(b, &p);
+}
 
 static mt_val norm(mt_builder *b, const struct world_config *c, mt_val x, const char *name)
 {
     mt_param_info p = { .struct_size = sizeof p,
-                        .flags = MT_PARAM_NO_DECAY,
+                        .flags = MT_PARAM_NO_DECAY | frozen(c, name),
                         .name = name,
                         .cols = c->hidden,
                         .init = MT_INIT_ONES };
@@ -103,7 +132,14 @@ static mt_status build_embed(mt_builder *b, const void *arch, const void *arg)
 {
     const struct world_config *c = arch;
     (void)arg;
-    mt_output(b, 0, mt_embedding(b, mt_matrix(b, "embed.weight", c->vocab, c->hidden, 0.5)));
+    mt_val x = mt_embedding(b, matrix(b, c, "embed.weight", c->vocab, c->hidden, 0.5));
+    if (c->wide) {
+        mt_val w = mt_embedding(b, matrix(b, c, "wide.weight", c->vocab, c->wide, 0.5));
+        double std = 1 / sqrt((double)c->wide);
+        x = mt_add(
+            b, x, mt_linear(b, w, matrix(b, c, "narrow.weight", c->hidden, c->wide, std), MT_NONE));
+    }
+    mt_output(b, 0, x);
     return MT_OK;
 }
 
@@ -117,11 +153,13 @@ static mt_status build_block(mt_builder *b, const void *arch, const void *arg)
     for (int i = 0; i < dim / 2; i++)
         rope.inv_freq[i] = powf(100.0f, -2.0f * (float)i / (float)dim);
     mt_val in = mt_input(b, 0, h);
+    if (c->tables)
+        in = mt_add(b, in, mt_embedding(b, matrix(b, c, "table.weight", c->vocab, h, 0.1)));
     mt_val x = norm(b, c, in, "norm1.weight");
-    mt_val q = mt_linear(b, x, mt_matrix(b, "q.weight", h, h, std), MT_NONE);
-    mt_val k = mt_linear(b, x, mt_matrix(b, "k.weight", kv * dim, h, std), MT_NONE);
-    mt_val v = mt_linear(b, x, mt_matrix(b, "v.weight", kv * dim, h, std),
-                         mt_vector(b, "v.bias", kv * dim, MT_INIT_ZEROS));
+    mt_val q = mt_linear(b, x, matrix(b, c, "q.weight", h, h, std), MT_NONE);
+    mt_val k = mt_linear(b, x, matrix(b, c, "k.weight", kv * dim, h, std), MT_NONE);
+    mt_val v =
+        mt_linear(b, x, matrix(b, c, "v.weight", kv * dim, h, std), bias(b, c, "v.bias", kv * dim));
     mt_attn_attr attn = { .heads = heads,
                           .kv_heads = kv,
                           .qk_dim = dim,
@@ -129,13 +167,13 @@ static mt_status build_block(mt_builder *b, const void *arch, const void *arg)
                           .scale = 1.0 / sqrt((double)dim) };
     mt_val a =
         mt_attention(b, mt_rope(b, q, &rope, heads), mt_rope(b, k, &rope, kv), v, MT_NONE, &attn);
-    x = mt_add(b, in, mt_linear(b, a, mt_matrix(b, "o.weight", h, h, std), MT_NONE));
+    x = mt_add(b, in, mt_linear(b, a, matrix(b, c, "o.weight", h, h, std), MT_NONE));
     mt_val y = norm(b, c, x, "norm2.weight");
-    mt_val gate = mt_linear(b, y, mt_matrix(b, "gate.weight", inner, h, std), MT_NONE);
-    mt_val up = mt_linear(b, y, mt_matrix(b, "up.weight", inner, h, std), MT_NONE);
+    mt_val gate = mt_linear(b, y, matrix(b, c, "gate.weight", inner, h, std), MT_NONE);
+    mt_val up = mt_linear(b, y, matrix(b, c, "up.weight", inner, h, std), MT_NONE);
     mt_val g = mt_glu(b, gate, up, &(mt_act_attr){ .kind = MT_ACT_SILU });
     mt_output(b, 0,
-              mt_add(b, x, mt_linear(b, g, mt_matrix(b, "down.weight", h, inner, std), MT_NONE)));
+              mt_add(b, x, mt_linear(b, g, matrix(b, c, "down.weight", h, inner, std), MT_NONE)));
     return MT_OK;
 }
 
@@ -145,7 +183,7 @@ static mt_status build_head(mt_builder *b, const void *arch, const void *arg)
     (void)arg;
     mt_val x = norm(b, c, mt_input(b, 0, c->hidden), "norm.weight");
     mt_val w = c->tied ? mt_alias(b, "embed.weight", c->vocab, c->hidden)
-                       : mt_matrix(b, "head.weight", c->vocab, c->hidden, 0.2);
+                       : matrix(b, c, "head.weight", c->vocab, c->hidden, 0.2);
     mt_output(b, 0, mt_linear_cross_entropy(b, x, w, &(mt_xent_attr){ 0 }));
     return MT_OK;
 }
@@ -201,6 +239,9 @@ void world_model(const world_options *o, world *ret)
         world_fail("config");
     c->base.struct_size = sizeof c->base;
     c->tied = o->tied;
+    c->tables = o->tables;
+    c->wide = o->wide;
+    c->only = o->only;
     c->frozen_norms = o->frozen_norms;
     c->hidden = o->hidden ? o->hidden : WORLD_HIDDEN;
     c->blocks = o->blocks ? o->blocks : WORLD_BLOCKS;
@@ -248,6 +289,51 @@ static const mt_optim adam = { .struct_size = sizeof adam,
                                .state_specs = state_specs,
                                .update = update };
 
+/* The same with gradients divided by their norm, row by row or in the whole tensor. */
+static mt_status update_normalized(const mt_update *u, int64_t group)
+{
+    if (u->first % group || u->n % group)
+        return status_set(MT_ERR_INVALID, "elements %lld to %lld of groups of %lld",
+                          (long long)u->first, (long long)(u->first + u->n), (long long)group);
+    for (int64_t at = 0; at < u->n; at += group) {
+        double sum = 1e-12;
+        for (int64_t i = at; i < at + group; i++)
+            sum += (double)u->grad[i] * u->grad[i];
+        mt_update part = *u;
+        part.first += at;
+        part.n = group;
+        part.hi += at;
+        part.lo += at;
+        part.grad += at;
+        part.state[0] = (float *)u->state[0] + at;
+        part.state[1] = (float *)u->state[1] + at;
+        part.grad_scale /= sqrt(sum);
+        update(NULL, &part);
+    }
+    return MT_OK;
+}
+
+static mt_status update_rows(const void *optim, const mt_update *u)
+{
+    (void)optim;
+    return update_normalized(u, u->cols);
+}
+
+static mt_status update_tensors(const void *optim, const mt_update *u)
+{
+    (void)optim;
+    return update_normalized(u, u->rows * u->cols);
+}
+
+static const mt_optim *optim_for(mt_granularity grain)
+{
+    static mt_optim coarse;
+    coarse = adam;
+    coarse.granularity = grain;
+    coarse.update = grain == MT_GRAIN_ROW ? update_rows : update_tensors;
+    return grain == MT_GRAIN_ELEMENT ? &adam : &coarse;
+}
+
 /* ---- engine ---------------------------------------------------------------------------------- */
 
 mt_status world_plan(const world_options *o, const model *m, plan **ret)
@@ -281,7 +367,7 @@ mt_status world_plan(const world_options *o, const model *m, plan **ret)
     return plan_create(m, &r, &f, b, device, ret);
 }
 
-void world_open(const world_options *o, world *ret)
+mt_status world_try(const world_options *o, world *ret)
 {
     void *device;
     const mt_backend *b = backend_for(o, &device);
@@ -298,13 +384,18 @@ void world_open(const world_options *o, world *ret)
                         .store = ret->s,
                         .backend = b,
                         .device = device,
-                        .optim = &adam,
+                        .optim = optim_for(o->grain),
                         .router_bias_rate = o->router_bias_rate,
                         .optim_threads = o->threads ? o->threads : 2,
                         .serial = o->serial,
                         .chaos = o->chaos,
                         .trace_path = o->trace };
-    if (engine_create(&c, &ret->e) < 0)
+    return engine_create(&c, &ret->e);
+}
+
+void world_open(const world_options *o, world *ret)
+{
+    if (world_try(o, ret) < 0)
         world_fail("engine_create");
 }
 

@@ -16,6 +16,10 @@ typedef struct world_options {
     int32_t hidden; /* 0: WORLD_HIDDEN */
     int32_t blocks; /* 0: WORLD_BLOCKS */
     int32_t vocab;  /* 0: WORLD_VOCAB */
+    bool tables;    /* every block adds rows of a table of its own */
+    int32_t wide;   /* columns of a second table beside the embedding; 0: there is none */
+    /* The only parameter of its template that is trained, as it is called there; NULL: all are. */
+    const char *only;
     /* A model manifest of tests/engine/models and the plugin of its architecture, in place of the
      * model of this file; hidden, blocks, vocab and so on then mean nothing. */
     const char *manifest, *plugin;
@@ -25,6 +29,7 @@ typedef struct world_options {
     double router_bias_rate;
     const char *trace;
     int32_t threads;
+    mt_granularity grain;    /* of the optimizer, which fails where it gets anything smaller */
     bool apart;              /* the device has memory of its own, or says so */
     uint64_t slow_ns;        /* every attention forward takes at least this long */
     uint64_t slow_update_ns; /* and every call of the optimizer */
@@ -48,7 +53,9 @@ void world_model(const world_options *o, world *ret); /* only ret->m */
 void world_open(const world_options *o, world *ret);
 void world_close(world *w);
 
-/* The same with an engine that may fail. */
+/* The same with an engine that may fail; close it even then. */
+mt_status world_try(const world_options *o, world *ret);
+/* Only a plan, which may fail. */
 mt_status world_plan(const world_options *o, const model *m, plan **ret);
 
 /* n micro-batches of `tokens` tokens in documents of random length; a few targets are ignored. */
