@@ -57,6 +57,23 @@ static mt_status alloc_regions(engine *e)
     return MT_OK;
 }
 
+/* Elements of the smallest range of parameter i that the optimizer is called for. Segments bring
+ * their shares one by one, which are updated so unless all of them wait on the host. */
+static int64_t smallest_update(const engine *e, int32_t i)
+{
+    const model_param *p = &e->m->params[i];
+    const tpl_plan *t = e->p->tpl[p->unit];
+    bool waits = e->p->request.max_grad_norm > 0 && (e->plane[i] || e->narrow[i]);
+    int64_t least = layout_slice(p, e->l.slab_elems);
+    for (int32_t k = 0; k < t->n_segments && !waits && !p->gathered; k++)
+        for (int32_t j = 0; j < t->segment[k].n_slices; j++) {
+            const tpl_slice *slice = &t->segment[k].slice[j];
+            if (e->m->units[p->unit].slot[slice->slot] == i && slice->n < least)
+                least = slice->n;
+        }
+    return least;
+}
+
 /* Where each parameter's gradient lands on the host, and how often in a step. */
 static mt_status place_params(engine *e, mt_granularity grain)
 {
@@ -79,13 +96,14 @@ static mt_status place_params(engine *e, mt_granularity grain)
             e->narrow[i] = (uint16_t *)narrow;
             narrow += layout_align(p->elems * 2);
         }
-        if ((grain == MT_GRAIN_TENSOR && slice < p->elems) ||
+        int64_t part = grain == MT_GRAIN_TENSOR ? smallest_update(e, i) : slice;
+        if ((grain == MT_GRAIN_TENSOR && part < p->elems) ||
             (grain == MT_GRAIN_ROW && p->rows > 0 && slice % p->cols != 0))
             return status_set(MT_ERR_UNSUPPORTED,
                               "the optimizer updates whole %s, but '%s' is updated in slices of "
-                              "%lld of its %lld elements",
+                              "%lld of its %lld elements: use another optimizer",
                               grain == MT_GRAIN_TENSOR ? "tensors" : "rows", p->name,
-                              (long long)slice, (long long)p->elems);
+                              (long long)part, (long long)p->elems);
     }
     return MT_OK;
 }

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Updates that are behind: worlds in which much of a step is still to be updated when it returns,
+ * against serial runs, bit for bit.
+ */
+#include "world.h"
+
+#include "../check.h"
+#include "core/base/status.h"
+#include "core/engine/internal.h"
+
+#include <math.h>
+
+static const struct {
+    const char *name;
+    world_options o;
+} worlds[] = {
+    { "two tables, one of several slices and slabs", { .wide = 20000 } },
+    { "a table in every block", { .tables = true } },
+    { "the same and tied", { .tables = true, .tied = true, .wide = 96 } },
+    { "one table that is trained", { .only = "embed.weight" } },
+    { "a matrix of every block", { .only = "up.weight" } },
+    { "a bias of every block", { .only = "v.bias", .tied = true } },
+    { "the head", { .only = "head.weight" } },
+    { "a table of which one is trained", { .only = "wide.weight", .wide = 40, .tables = true } },
+    { "tables of every block", { .only = "table.weight", .tables = true } },
+    { "row by row", { .grain = MT_GRAIN_ROW, .wide = 20000 } },
+    { "row by row, tied", { .grain = MT_GRAIN_ROW, .tied = true, .tables = true } },
+    { "whole tensors", { .grain = MT_GRAIN_TENSOR, .tables = true } },
+    { "whole tensors, tied", { .grain = MT_GRAIN_TENSOR, .tied = true, .wide = 40 } },
+    { "few words", { .vocab = 2, .tables = true } },
+    { "many words", { .vocab = 20000 } },
+    { "experts", { .plugin = "mistral", .manifest = "mixtral" } },
+    { "experts row by row",
+      { .plugin = "deepseek", .manifest = "deepseek_v3", .grain = MT_GRAIN_ROW } },
+    { "experts and whole tensors",
+      { .plugin = "qwen", .manifest = "qwen2_moe", .grain = MT_GRAIN_TENSOR } },
+};
+enum { WORLDS = sizeof worlds / sizeof *worlds, STEPS = 3 };
+
+/* Full and partial steps, one of a single word, with an evaluation between two of them and a look
+ * at the store between others; what is behind at the end is left to engine_destroy. */
+static world_outcome train(const world_options *o, bool *ret_parked)
+{
+    int32_t vocab = o->manifest || !o->vocab ? WORLD_VOCAB : o->vocab;
+    world_outcome sum = { 0 };
+    world w;
+    world_open(o, &w);
+    *ret_parked = w.e->l.parked;
+    for (int i = 1; i <= STEPS; i++) {
+        step_batch *b = world_batch((uint64_t)i, 4 - i % 2, 24 - i % 2 * 5, 3, i == 2 ? 1 : vocab);
+        engine_result r = world_step(&w, b, i, 1e-3);
+        CHECK(r.updated && isfinite(r.loss_sum), "step %d", i);
+        world_add(&sum, &r);
+        if (i == 1)
+            sum.loss += world_loss(&w, b);
+        if (i == 2) {
+            world_hash(&w, &sum);
+            sum.norm += (double)(sum.hash % 1000003);
+        }
+        world_batch_free(b);
+    }
+    engine_destroy(w.e);
+    w.e = NULL;
+    sum.hash = store_hash(w.s);
+    world_close(&w);
+    return sum;
+}
+
+enum { PARKED, PARKED_NARROW, GROUPS, CLIPPED, MODES };
+
+static world_options in_mode(int k, int mode)
+{
+    static const plan_gradients place[] = { PLAN_GRADIENTS_HOST, PLAN_GRADIENTS_DEVICE,
+                                            PLAN_GRADIENTS_HELD };
+    world_options o = worlds[k].o;
+    bool parked = mode == PARKED || mode == PARKED_NARROW;
+    o.apart = o.request.training = true;
+    o.request.compute = (mode + k) & 1 ? MT_BF16 : MT_F32;
+    o.request.gradient_dtype = mode == PARKED_NARROW || k % 4 == 3 ? MT_BF16 : MT_F32;
+    o.request.max_grad_norm = mode == CLIPPED ? 0.5 : -1;
+    o.request.groups = mode == GROUPS ? 2 : 1;
+    o.request.gradients = parked ? PLAN_GRADIENTS_HOST : place[k % 3];
+    o.request.policy = parked ? TPL_KEEP : (mode + k) % TPL_POLICIES;
+    o.request.weight_buffers = 2 + k % 2;
+    /* Forward then saves enough for the gradients of all segments but those of the head. */
+    o.request.micro_tokens = o.manifest && parked ? 2048 : 0;
+    if (o.manifest && mode != PARKED && o.grain != MT_GRAIN_TENSOR)
+        o.request.segment_bytes = 1;
+    return o;
+}
+
+static void behind_equals_serial(void)
+{
+    static const int32_t threads[] = { 1, 3, 256 };
+    for (int k = 0; k < WORLDS; k++)
+        for (int mode = 0; mode < MODES; mode++) {
+            world_options o = in_mode(k, mode);
+            bool parked;
+            o.serial = true;
+            world_outcome want = train(&o, &parked);
+            CHECK(parked == (mode <= PARKED_NARROW), "%s, mode %d", worlds[k].name, mode);
+            o.serial = false;
+            for (int run = 0; run < 2; run++) {
+                o.threads = threads[(run + mode + k) % 3];
+                o.chaos = run ? (uint64_t)(4 * k + mode) : 0;
+                o.slow_update_ns = run || o.wide > 1000 || o.vocab > 1000 ? 0 : 20000;
+                world_outcome got = train(&o, &parked);
+                CHECK(world_same(&got, &want), "%s, mode %d run %d: %s", worlds[k].name, mode, run,
+                      world_compare(&got, &want));
+            }
+        }
+}
+
+/* Segments of a tensor are updated as they come, unless they wait for their norm on the host. */
+static void tensors_are_whole_or_refused(void)
+{
+    for (int mode = 0; mode < 5; mode++) {
+        world_options o = { .plugin = "qwen", .manifest = "qwen2_moe", .grain = MT_GRAIN_TENSOR };
+        bool host = mode == 3 || mode == 4, fits;
+        o.request.training = true;
+        o.request.segment_bytes = 1;
+        o.request.max_grad_norm = mode == 2 || host ? 1 : -1;
+        o.request.groups = 1 + (mode == 1);
+        o.request.gradients = mode == 2 ? PLAN_GRADIENTS_HELD : PLAN_GRADIENTS_HOST;
+        o.request.gradient_dtype = mode == 4 ? MT_BF16 : MT_F32;
+        world w;
+        fits = world_try(&o, &w) == MT_OK;
+        CHECK(fits == host && (fits || strstr(status_text(), "updates whole tensors")),
+              "mode %d: %s", mode, fits ? "taken" : status_text());
+        if (fits) {
+            step_batch *b = world_batch(1, 4, 24, 3, WORLD_VOCAB);
+            CHECK(world_step(&w, b, 1, 1e-3).updated && engine_drain(w.e) == MT_OK, "mode %d: %s",
+                  mode, status_text());
+            world_batch_free(b);
+        }
+        world_close(&w);
+    }
+}
+
+int main(void)
+{
+    RUN(tensors_are_whole_or_refused);
+    RUN(behind_equals_serial);
+    return check_done();
+}
