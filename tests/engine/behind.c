@@ -138,8 +138,37 @@ static void tensors_are_whole_or_refused(void)
     }
 }
 
+/* Whichever call of the optimizer fails, and whoever waits for it. */
+static void a_failed_update_is_told_and_stops_nothing(void)
+{
+    for (int mode = 0; mode < 24; mode++) {
+        world_options o = { .apart = true, .tables = mode & 2, .tied = mode & 4 };
+        o.request.training = true;
+        o.request.max_grad_norm = mode & 1 ? 1 : -1;
+        o.good_updates = 1 + 7 * mode;
+        o.slow_update_ns = 20000;
+        o.threads = 1 + mode % 3;
+        world w;
+        world_open(&o, &w);
+        step_batch *b = world_batch(1, 4, 24, 3, WORLD_VOCAB);
+        engine_step_params p = { 1, 1e-3, w.p->request.max_grad_norm };
+        engine_result r;
+        mt_status st = MT_OK;
+        for (; st == MT_OK && p.step < 20; p.step++)
+            st = engine_step(w.e, b, &p, &r);
+        CHECK(st == MT_ERR_INTERNAL && strstr(status_text(), "out of ink") &&
+                  strstr(status_text(), "update of '"),
+              "mode %d, step %d: %s", mode, (int)p.step, status_text());
+        double loss;
+        CHECK(engine_drain(w.e) == MT_ERR_INTERNAL && engine_eval(w.e, b, &loss) == st);
+        world_batch_free(b);
+        world_close(&w);
+    }
+}
+
 int main(void)
 {
+    RUN(a_failed_update_is_told_and_stops_nothing);
     RUN(tensors_are_whole_or_refused);
     RUN(behind_equals_serial);
     return check_done();

@@ -9,6 +9,7 @@
 #include "core/base/status.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -254,6 +255,7 @@ void world_model(const world_options *o, world *ret)
 /* ---- optimizer ------------------------------------------------------------------------------- */
 
 static uint64_t slow_update_ns;
+static _Atomic int64_t updates_left; /* before they fail */
 
 static mt_status update(const void *optim, const mt_update *u)
 {
@@ -262,6 +264,8 @@ static mt_status update(const void *optim, const mt_update *u)
     (void)optim;
     if (slow_update_ns)
         nanosleep(&t, NULL);
+    if (updates_left-- <= 0)
+        return status_set(MT_ERR_INTERNAL, "the optimizer is out of ink");
     float *m = u->state[0], *v = u->state[1];
     double c1 = 1 - pow(0.9, (double)u->step), c2 = 1 - pow(0.99, (double)u->step);
     for (int64_t i = 0; i < u->n; i++) {
@@ -308,7 +312,9 @@ static mt_status update_normalized(const mt_update *u, int64_t group)
         part.state[0] = (float *)u->state[0] + at;
         part.state[1] = (float *)u->state[1] + at;
         part.grad_scale /= sqrt(sum);
-        update(NULL, &part);
+        mt_status st = update(NULL, &part);
+        if (st < 0)
+            return st;
     }
     return MT_OK;
 }
@@ -372,6 +378,7 @@ mt_status world_try(const world_options *o, world *ret)
     void *device;
     const mt_backend *b = backend_for(o, &device);
     slow_update_ns = o->slow_update_ns;
+    updates_left = o->good_updates ? o->good_updates : INT64_MAX / 2;
     world_model(o, ret);
     if (world_plan(o, ret->m, &ret->p) < 0)
         world_fail("plan_create");

@@ -33,6 +33,7 @@ typedef struct world_options {
     bool apart;              /* the device has memory of its own, or says so */
     uint64_t slow_ns;        /* every attention forward takes at least this long */
     uint64_t slow_update_ns; /* and every call of the optimizer */
+    int64_t good_updates;    /* calls of the optimizer, after which all fail; 0: none does */
 } world_options;
 
 typedef struct world {
