@@ -193,6 +193,7 @@ mt_status engine_create(const engine_config *config, engine **ret)
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->wake, NULL);
     pthread_cond_init(&e->progress, NULL);
+    pthread_mutex_init(&e->time.lock, NULL);
     pthread_mutex_init(&e->pool.lock, NULL);
     pthread_cond_init(&e->pool.wake, NULL);
     pthread_cond_init(&e->pool.done, NULL);
@@ -270,6 +271,7 @@ void engine_destroy(engine *e)
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->progress);
+    pthread_mutex_destroy(&e->time.lock);
     pthread_mutex_destroy(&e->pool.lock);
     pthread_cond_destroy(&e->pool.wake);
     pthread_cond_destroy(&e->pool.done);

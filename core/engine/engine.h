@@ -97,7 +97,7 @@ typedef struct engine_unit_times {
 } engine_unit_times;
 
 /* After engine_step, before anything else is run. [main] */
-void engine_time_unit(const engine *e, int32_t unit, engine_unit_times *ret);
+void engine_time_unit(engine *e, int32_t unit, engine_unit_times *ret);
 
 /* Sum of the loss over the batch's targets with the present weights, in nats. [main] */
 mt_status engine_eval(engine *e, const step_batch *batch, double *ret_loss_sum);

@@ -44,7 +44,8 @@ typedef struct timeline {
     uint64_t *ns;          /* [2 * n_events] begin and end, written by the queues */
     int64_t n_events;
     _Atomic int64_t next;
-    bool detailed; /* every micro-batch and slice, for --trace */
+    bool detailed;        /* every micro-batch and slice, for --trace */
+    pthread_mutex_t lock; /* of what workers write whenever they like */
 } timeline;
 
 /* What was moved and updated since the last step was accounted for. */

@@ -46,9 +46,11 @@ void time_end(engine *e, void *queue, int64_t index)
 
 void time_span(engine *e, int track_, event_kind kind, int32_t unit, uint64_t from, uint64_t to)
 {
+    pthread_mutex_lock(&e->time.lock);
     int64_t i = claim(e, track_, kind, unit, -1);
     e->time.ns[2 * i] = from;
     e->time.ns[2 * i + 1] = to;
+    pthread_mutex_unlock(&e->time.lock);
 }
 
 static uint64_t overlap(uint64_t a0, uint64_t a1, uint64_t b0, uint64_t b1)
@@ -64,9 +66,10 @@ static int64_t first_event(const engine *e)
     return end - first > e->time.n_events ? end - e->time.n_events : first;
 }
 
-void engine_time_unit(const engine *e, int32_t unit, engine_unit_times *ret)
+void engine_time_unit(engine *e, int32_t unit, engine_unit_times *ret)
 {
     engine_unit_times t = { 0 };
+    pthread_mutex_lock(&e->time.lock);
     for (int64_t k = first_event(e); k < e->traffic.end_event; k++) {
         int64_t i = k % e->time.n_events;
         const timeline_event *v = &e->time.event[i];
@@ -83,6 +86,7 @@ void engine_time_unit(const engine *e, int32_t unit, engine_unit_times *ret)
         t.copy_out += v->kind == EVENT_COPY_OUT ? seconds : 0;
         t.n_copy_out += v->kind == EVENT_COPY_OUT;
     }
+    pthread_mutex_unlock(&e->time.lock);
     *ret = t;
 }
 
@@ -90,6 +94,7 @@ static void account_traffic(engine *e, engine_result *ret)
 {
     uint64_t in = 0, out = 0;
     traffic *t = &e->traffic;
+    pthread_mutex_lock(&e->time.lock);
     for (int64_t k = first_event(e); k < t->end_event; k++) {
         int64_t i = k % e->time.n_events;
         const timeline_event *v = &e->time.event[i];
@@ -99,6 +104,7 @@ static void account_traffic(engine *e, engine_result *ret)
         in += v->kind == EVENT_COPY_IN ? to - from : 0;
         out += v->kind == EVENT_COPY_OUT ? to - from : 0;
     }
+    pthread_mutex_unlock(&e->time.lock);
     ret->copy_in_bytes = atomic_exchange(&t->in_bytes, 0);
     ret->copy_out_bytes = atomic_exchange(&t->out_bytes, 0);
     ret->copy_in_seconds = (double)in * 1e-9;

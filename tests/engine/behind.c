@@ -83,6 +83,7 @@ static world_options in_mode(int k, int mode)
     o.request.gradients = parked ? PLAN_GRADIENTS_HOST : place[k % 3];
     o.request.policy = parked ? TPL_KEEP : (mode + k) % TPL_POLICIES;
     o.request.weight_buffers = 2 + k % 2;
+    o.trace = k % 3 == 1 ? "/dev/null" : NULL;
     /* Forward then saves enough for the gradients of all segments but those of the head. */
     o.request.micro_tokens = o.manifest && parked ? 2048 : 0;
     if (o.manifest && mode != PARKED && o.grain != MT_GRAIN_TENSOR)
