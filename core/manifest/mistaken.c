@@ -57,8 +57,26 @@ static const char *binary_kind(const char *path)
     return !memchr(head, 0, n) ? NULL : dot && !strchr(dot, '/') ? dot : "no ending";
 }
 
-/* The name of a manifest beside `path`, where nothing is, that is like it; false: there is none. */
-static bool find_alike(const char *path, char ret[NAME_MAX + 1])
+/* May it be what was meant by a run manifest, or by a model? */
+typedef bool may_mean(const char *folder, const char *name);
+
+static bool is_manifest(const char *folder, const char *name)
+{
+    (void)folder;
+    return ends_in(name, ".yaml") || ends_in(name, ".yml");
+}
+
+static bool is_model(const char *folder, const char *name)
+{
+    char path[PATH_SIZE];
+    return is_manifest(folder, name) || ends_in(name, ".json") ||
+           (*name != '.' && snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path &&
+            is_folder(path));
+}
+
+/* What lies beside `path`, where nothing is, may be meant and has a name like it; false: there is
+ * none. */
+static bool find_alike(const char *path, may_mean *may, char ret[NAME_MAX + 1])
 {
     enum { MOST = 256 };
     char folder[PATH_SIZE], *names[MOST];
@@ -68,8 +86,7 @@ static bool find_alike(const char *path, char ret[NAME_MAX + 1])
              slash ? path : ".");
     DIR *d = opendir(folder);
     for (struct dirent *e; d && n < MOST && (e = readdir(d));)
-        if ((ends_in(e->d_name, ".yaml") || ends_in(e->d_name, ".yml")) &&
-            (names[n] = strdup(e->d_name)))
+        if (may(folder, e->d_name) && (names[n] = strdup(e->d_name)))
             n++;
     if (d)
         closedir(d);
@@ -81,6 +98,46 @@ static bool find_alike(const char *path, char ret[NAME_MAX + 1])
     return nearest >= 0;
 }
 
+/* "ORGANISATION/MODEL" of a name on the hub, or of its address there; NULL for anything else, which
+ * what would lie in a folder that is there is taken for. */
+static const char *hub_name(const char *path)
+{
+    static const char address[] = "https://huggingface.co/";
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    if (strncmp(path, address, sizeof address - 1) == 0)
+        path += sizeof address - 1;
+    size_t before = strspn(path, letters);
+    const char *model = path + before + 1;
+    char organisation[PATH_SIZE];
+    snprintf(organisation, sizeof organisation, "%.*s", (int)before, path);
+    if (before == 0 || path[before] != '/' || *path == '.' || !*model ||
+        model[strspn(model, letters)] || ends_in(path, ".yaml") || ends_in(path, ".json") ||
+        is_folder(organisation))
+        return NULL;
+    return path;
+}
+
+bool mistaken_home(const char *path)
+{
+    return path[0] == '~' && (path[1] == '/' || !path[1]);
+}
+
+/* What mistaken_name adds, but for names that are alike. */
+static const char *not_here(const char *path, char ret[MISTAKEN_TEXT])
+{
+    const char *name = hub_name(path), *model = name ? strchr(name, '/') + 1 : NULL;
+    *ret = '\0';
+    if (mistaken_home(path))
+        snprintf(ret, MISTAKEN_TEXT, "; only a shell knows what ~ is: write the path out");
+    if (name)
+        snprintf(ret, MISTAKEN_TEXT,
+                 "; models are local folders, nothing here goes to the network: fetch this one by "
+                 "`hf download %s --local-dir %s` (or `huggingface-cli download`), and name %s",
+                 name, model, model);
+    return ret;
+}
+
 mt_status mistaken_for_run(const char *path)
 {
     char hub[MISTAKEN_TEXT], alike[NAME_MAX + 1];
@@ -90,10 +147,10 @@ mt_status mistaken_for_run(const char *path)
         return status_set(MT_ERR_INVALID,
                           "%s: is a binary file (%s); expected a run manifest, a YAML file", path,
                           kind);
-    if (!exists(path) && find_alike(path, alike))
+    if (!exists(path) && find_alike(path, is_manifest, alike))
         return status_set(MT_ERR_NOT_FOUND, "%s: there is no such file; did you mean %.*s%s?", path,
                           slash ? (int)(slash - path) + 1 : 0, path, alike);
-    if (!exists(path) && *mistaken_name(path, hub))
+    if (!exists(path) && *not_here(path, hub))
         return status_set(MT_ERR_NOT_FOUND,
                           "%s: there is no such file; expected a run manifest, a YAML file%s as "
                           "'model:' there",
@@ -149,41 +206,12 @@ mt_status mistaken_folder(const char *path)
                       path);
 }
 
-/* "ORGANISATION/MODEL" of a name on the hub, or of its address there; NULL for anything else, which
- * what would lie in a folder that is there is taken for. */
-static const char *hub_name(const char *path)
-{
-    static const char address[] = "https://huggingface.co/";
-    static const char letters[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
-    if (strncmp(path, address, sizeof address - 1) == 0)
-        path += sizeof address - 1;
-    size_t before = strspn(path, letters);
-    const char *model = path + before + 1;
-    char organisation[PATH_SIZE];
-    snprintf(organisation, sizeof organisation, "%.*s", (int)before, path);
-    if (before == 0 || path[before] != '/' || *path == '.' || !*model ||
-        model[strspn(model, letters)] || ends_in(path, ".yaml") || ends_in(path, ".json") ||
-        is_folder(organisation))
-        return NULL;
-    return path;
-}
-
-bool mistaken_home(const char *path)
-{
-    return path[0] == '~' && (path[1] == '/' || !path[1]);
-}
-
 const char *mistaken_name(const char *path, char ret[MISTAKEN_TEXT])
 {
-    const char *name = hub_name(path), *model = name ? strchr(name, '/') + 1 : NULL;
-    *ret = '\0';
-    if (mistaken_home(path))
-        snprintf(ret, MISTAKEN_TEXT, "; only a shell knows what ~ is: write the path out");
-    if (name)
-        snprintf(ret, MISTAKEN_TEXT,
-                 "; models are local folders, nothing here goes to the network: fetch this one by "
-                 "`hf download %s --local-dir %s` (or `huggingface-cli download`), and name %s",
-                 name, model, model);
+    char alike[NAME_MAX + 1];
+    const char *slash = strrchr(path, '/');
+    if (!*not_here(path, ret) && find_alike(path, is_model, alike))
+        snprintf(ret, MISTAKEN_TEXT, "; did you mean %.*s%s?", slash ? (int)(slash - path) + 1 : 0,
+                 path, alike);
     return ret;
 }

@@ -24,7 +24,8 @@ enum { MISTAKEN_TEXT = 1024 };
 bool mistaken_home(const char *path);
 
 /* What to add to the message that there is no model at `path`: a sentence after "; " where it looks
- * like a name on a hub (ORGANISATION/MODEL), or begins with ~, else "". Returns `ret`. [main] */
+ * like a name on a hub (ORGANISATION/MODEL), begins with ~, or is like the name of a folder or
+ * manifest beside it, else "". Returns `ret`. [main] */
 const char *mistaken_name(const char *path, char ret[MISTAKEN_TEXT]);
 
 #endif

@@ -50,6 +50,11 @@ for file in models/missing.yaml models/missing.json ./missing missing a/b/c; do
     check "$file is no name on a hub" bash -c '! grep -q "hf download" out'
 done
 
+expect 1 'rum: cannot open the model' 'did you mean run?' -- generate rum --prompt x
+expect 1 'step-000005: cannot open' 'did you mean run/checkpoints/step-000004?' -- export run/checkpoints/step-000005 -o x
+expect 1 "names 'bsae', which does not exist; did you mean base?" -- plan run.yaml model=bsae
+expect 1 'modle.yaml: cannot open the model' 'did you mean model.yaml?' -- inspect modle.yaml
+
 expect 1 'is one file of a model (.safetensors); name its folder, base' -- inspect base/model.safetensors
 printf 'GGUF\3\0\0\0' >llama.gguf
 expect 1 'llama.gguf: is a binary file (.gguf), and models in one file are not read; name a Hugging Face folder' -- inspect llama.gguf
