@@ -443,7 +443,7 @@ static void gradients_wait_in_what_is_done_with(void)
     for (int policy = 0; policy < TPL_POLICIES; policy++) {
         world_options o = training();
         int64_t at[64], saved[64] = { 0 }, own = 0, end = 0;
-        world w;
+        world w = { 0 };
         plan *p;
         o.request.policy = policy;
         world_model(&o, &w);
@@ -467,7 +467,7 @@ static void gradients_wait_in_what_is_done_with(void)
         CHECK(own == rest);
         CHECK(policy == TPL_INPUT || parked > 0);
         plan_destroy(p);
-        model_destroy(w.m);
+        world_close(&w);
     }
 }
 
@@ -476,7 +476,7 @@ static void slabs_take_what_the_host_has(void)
 {
     const int64_t few = LAYOUT_SLABS * (int64_t)LAYOUT_SLAB_ELEMS * 4;
     world_options o = training();
-    world w;
+    world w = { 0 };
     plan *p;
     o.apart = true;
     o.hidden = 1024;
@@ -499,7 +499,7 @@ static void slabs_take_what_the_host_has(void)
     CHECK(world_plan(&o, w.m, &p) == MT_OK);
     CHECK(item_bytes(p, "gradient slabs") == few);
     plan_destroy(p);
-    model_destroy(w.m);
+    world_close(&w);
 }
 
 /* ---- evaluation and generation --------------------------------------------------------------- */
