@@ -184,7 +184,8 @@ static void lay_out_slabs(const plan *p, layout *l)
 {
     int64_t slab = l->slab_elems * l->grad_size;
     int64_t room = l->trained_elems * l->grad_size / LAYOUT_DEEP_SHARE - l->bytes[LAYOUT_GATHERED];
-    l->n_slabs = p->deep ? max64(LAYOUT_SLABS, room / slab) : LAYOUT_SLABS;
+    int64_t many = room / slab - (p->slab_cut + slab - 1) / slab;
+    l->n_slabs = p->deep ? max64(LAYOUT_SLABS, many) : LAYOUT_SLABS;
     l->bytes[LAYOUT_SLAB] = l->n_slabs * slab;
 }
 

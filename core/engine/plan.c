@@ -242,14 +242,15 @@ typedef struct choice {
     int64_t device_missing, host_missing; /* where it does not */
 } choice;
 
-/* Where updates run beside backward and host memory has room, they may be behind when it ends. */
+/* Where updates run beside backward they may be behind when it ends, with as many slabs as host
+ * memory has room for. */
 static void deepen(plan *p, const plan_limits *lim)
 {
     p->deep = p->request.training && !(p->request.max_grad_norm > 0) && !lim->unified;
     count_bytes(p);
     if (!p->deep || fits(p, lim))
         return;
-    p->deep = false;
+    p->slab_cut = p->tier_bytes[PLAN_HOST] - lim->host;
     count_bytes(p);
 }
 
@@ -261,6 +262,7 @@ static mt_status complete(plan *p, const candidate *c, const plan_limits *lim, b
     p->groups = c->groups;
     p->held = c->where == PLACE_HELD;
     p->deep = false;
+    p->slab_cut = 0;
     /* BF16 gradients of one group are held as such: one unit's sums suffice. */
     p->device_sums =
         c->where == PLACE_SUMS || (p->held && (c->groups > 1 || r->gradient_dtype == MT_F32));

@@ -80,8 +80,9 @@ typedef struct plan {
     int64_t segment_bytes; /* as in the request, chosen; 0: all units are whole */
     bool device_sums;      /* gradients of all groups are summed on the device */
     bool held;             /* gradients stay on the device until their norm is known */
-    bool deep; /* slabs for a good share of all gradients, which the optimizer may be behind with
-                  when backward ends and deal with beside the next forward */
+    bool deep; /* slabs for up to a good share of all gradients, which the optimizer may be behind
+                  with when backward ends and deal with beside the next forward */
+    int64_t slab_cut;   /* bytes by which that share is too large for the host */
     tpl_policy *policy; /* [n_units] */
     tpl_plan **tpl;     /* [n_units]; units with the same template and policy share one */
     plan_item item[32];

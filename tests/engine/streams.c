@@ -489,10 +489,17 @@ static void slabs_take_what_the_host_has(void)
     CHECK(many > 2 * few && share <= w.m->total_params * 4, "%lld", (long long)many);
     plan_destroy(p);
 
-    o.request.host_limit = host - 1;
-    CHECK(world_plan(&o, w.m, &p) == MT_OK);
-    CHECK(item_bytes(p, "gradient slabs") == few && p->tier_bytes[PLAN_HOST] < host);
-    plan_destroy(p);
+    /* One slab less for a byte less, and so on to the fewest. */
+    for (int64_t n = 0; n < 3; n++) {
+        int64_t slabs = n < 2 ? many - (n + 1) * few / LAYOUT_SLABS : few;
+        o.request.host_limit = n < 2 ? host - n * few / LAYOUT_SLABS - 1 : host - (many - few);
+        CHECK(world_plan(&o, w.m, &p) == MT_OK, "%s", status_text());
+        CHECK(item_bytes(p, "gradient slabs") == slabs, "%lld", (long long)n);
+        CHECK(p->deep && p->tier_bytes[PLAN_HOST] <= o.request.host_limit);
+        plan_destroy(p);
+    }
+    o.request.host_limit = host - (many - few) - 1;
+    CHECK(world_plan(&o, w.m, &p) == MT_ERR_NOMEM);
 
     o.request.host_limit = 0;
     o.request.max_grad_norm = 1;
