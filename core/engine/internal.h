@@ -68,8 +68,8 @@ typedef struct pass_record {
  * whoever claims it first: a worker that goes through all of the table, or one that gathers the row
  * for the next forward, which so waits for no others. */
 typedef struct table {
-    work *update; /* [cap_updates] under way, by first element */
-    int64_t n_updates, cap_updates;
+    work *update; /* under way, by first element */
+    int64_t n_updates;
     int64_t announced;    /* elements whose updates are yet to be submitted */
     _Atomic uint8_t *row; /* [rows] old, claimed or new: slices.c */
 } table;

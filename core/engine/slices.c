@@ -297,8 +297,8 @@ static mt_status create_table(engine *e, int32_t param)
     if (!t)
         return status_nomem("a table", sizeof *t);
     /* One of all rows, one for every slab of gathered rows, or of each segment's. */
-    t->cap_updates = p->elems / layout_slice(p, e->l.slab_elems) + 1 + e->l.n_pieces;
-    t->update = calloc((size_t)t->cap_updates, sizeof *t->update);
+    int64_t most = p->elems / layout_slice(p, e->l.slab_elems) + 1 + e->l.n_pieces;
+    t->update = calloc((size_t)most, sizeof *t->update);
     t->row = malloc((size_t)p->rows * sizeof *t->row);
     if (!t->update || !t->row)
         return status_nomem("a table's rows", (size_t)p->rows);

@@ -302,6 +302,15 @@ void pool_submit(engine *e, const work *given)
     }
 }
 
+/* Until of what *left counts there is none. */
+static void wait_none(pool *p, const int64_t *left)
+{
+    pthread_mutex_lock(&p->lock);
+    while (*left > 0)
+        pthread_cond_wait(&p->done, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+}
+
 /* Until `left`, of the parameter's elements, is none. */
 static void wait_elems(engine *e, int32_t param, const int64_t *left)
 {
@@ -355,10 +364,7 @@ void pool_wait_update(engine *e, int32_t param)
 
 void pool_wait_idle(engine *e)
 {
-    pthread_mutex_lock(&e->pool.lock);
-    while (e->pool.outstanding > 0)
-        pthread_cond_wait(&e->pool.done, &e->pool.lock);
-    pthread_mutex_unlock(&e->pool.lock);
+    wait_none(&e->pool, &e->pool.outstanding);
 }
 
 void pool_wait_table(engine *e, int32_t param)
@@ -373,18 +379,12 @@ void pool_wait_table(engine *e, int32_t param)
 
 void pool_wait_gathers(engine *e)
 {
-    pthread_mutex_lock(&e->pool.lock);
-    while (e->pool.gathering > 0)
-        pthread_cond_wait(&e->pool.done, &e->pool.lock);
-    pthread_mutex_unlock(&e->pool.lock);
+    wait_none(&e->pool, &e->pool.gathering);
 }
 
 void pool_wait_set(engine *e, int32_t set)
 {
-    pthread_mutex_lock(&e->pool.lock);
-    while (e->pool.set_users[set] > 0)
-        pthread_cond_wait(&e->pool.done, &e->pool.lock);
-    pthread_mutex_unlock(&e->pool.lock);
+    wait_none(&e->pool, &e->pool.set_users[set]);
 }
 
 int64_t pool_free_slabs(engine *e)
