@@ -114,6 +114,18 @@ checkpoint:
 END
 }
 
+# Text, model and a run of it that has trained for 4 steps; its checkpoint is $model.
+write_trained_run() {
+    write_text text.txt
+    write_model model.yaml
+    write_run run.yaml
+    expect 0 'finished' -- train run.yaml train.max_steps=4
+    model=run/checkpoints/step-000004
+}
+
+# with SED-SCRIPT: bad.yaml is run.yaml changed.
+with() { sed -E "$1" run.yaml >bad.yaml; }
+
 # What of metrics.jsonl does not depend on the clock or on the machine, as the plan does.
 timeless() {
     sed -E 's/, "(tokens_per_second|model_flops_per_second|seconds|wait_[a-z]+_seconds|(device|host)_bytes|rss)": [^,}]*//g' \

@@ -6,14 +6,7 @@
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-write_text text.txt
-write_model model.yaml
-write_run run.yaml
-expect 0 'finished' -- train run.yaml train.max_steps=4
-model=run/checkpoints/step-000004
-
-# with SED-SCRIPT: bad.yaml is run.yaml changed.
-with() { sed -E "$1" run.yaml >bad.yaml; }
+write_trained_run
 
 # Nobody can make a folder below a file; a folder without write permission does not stop root.
 if ((EUID == 0)); then
