@@ -101,6 +101,9 @@ static void count_bytes(plan *p)
 {
     layout l;
     layout_make(p, p->owner->backend, p->owner->device, &l);
+    p->parked = l.parked;
+    p->parked_bytes = l.parked_bytes;
+    p->park_apart = l.park_apart;
     p->n_items = 0;
     memset(p->tier_bytes, 0, sizeof p->tier_bytes);
     for (int r = 0; r < LAYOUT_REGIONS; r++) {

@@ -82,7 +82,11 @@ typedef struct plan {
     bool held;             /* gradients stay on the device until their norm is known */
     bool deep; /* slabs for up to a good share of all gradients, which the optimizer may be behind
                   with when backward ends and deal with beside the next forward */
-    int64_t slab_cut;   /* bytes by which that share is too large for the host */
+    int64_t slab_cut; /* bytes by which that share is too large for the host */
+    /* Do gradients that the optimizer is behind with wait on the device (layout_park)? Bytes of
+     * their buffers behind saved activations, and of those that find no room there. */
+    bool parked;
+    int64_t parked_bytes, park_apart;
     tpl_policy *policy; /* [n_units] */
     tpl_plan **tpl;     /* [n_units]; units with the same template and policy share one */
     plan_item item[32];

@@ -139,6 +139,26 @@ static void put_segments(const printer *out, const plan *p)
             whole, whole == 1 ? " is" : "s are");
 }
 
+/* Where the optimizer may be behind: do gradients wait for it on the device? */
+static void put_parking(const printer *out, const plan *p)
+{
+    char a[32], b[32];
+    if (p->parked)
+        put(out,
+            "parking: gradients that the optimizer is behind with wait on the device, %s of them "
+            "behind saved activations, %s in buffers of their own",
+            human(p->parked_bytes, a, sizeof a), human(p->park_apart, b, sizeof b));
+    else if (p->device_sums)
+        put(out, "parking: none, gradients are summed in device memory of their own");
+    else if (p->groups > 1)
+        put(out, "parking: none, gradients leave after every group");
+    else
+        put(out,
+            "parking: none, too little is saved: %s of gradients would find no room behind saved "
+            "activations",
+            human(p->park_apart, a, sizeof a));
+}
+
 void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *text), void *arg)
 {
     const printer out = { line, arg };
@@ -166,6 +186,8 @@ void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *t
                              : "in host memory",
             mt_dtype_name(r->gradient_dtype),
             p->device_sums || p->groups == 1 ? " once a step" : " after every group");
+    if (p->deep)
+        put_parking(&out, p);
     if (brief) {
         put(&out, "memory: device %s, host %s%s%s", human(p->tier_bytes[PLAN_DEVICE], a, sizeof a),
             human(p->tier_bytes[PLAN_HOST], b, sizeof b), r->training ? "; activations: " : "",

@@ -165,10 +165,78 @@ static void a_failed_update_is_told_and_stops_nothing(void)
     }
 }
 
+/* ---- what the plan says ---------------------------------------------------------------------- */
+
+static char said[512];
+static void find_parking(void *arg, const char *text)
+{
+    if (strncmp(text, "parking: ", 9) == 0)
+        snprintf(said, sizeof said, "%s", text);
+    *(int *)arg += strncmp(text, "parking: ", 9) == 0;
+}
+
+/* Bytes of gradient buffers in what is saved, and of all others. */
+static void buffer_bytes(const engine *e, int64_t ret[2])
+{
+    const char *saved = e->region[LAYOUT_SAVED];
+    ret[0] = ret[1] = 0;
+    for (int64_t i = 0; i < e->l.n_grads; i++) {
+        const char *at = e->grads[i].data;
+        ret[at >= saved && at < saved + e->l.bytes[LAYOUT_SAVED] ? 0 : 1] += e->grads[i].bytes;
+    }
+}
+
+static void the_plan_says_what_waits_on_the_device(void)
+{
+    static const struct {
+        const char *what, *text; /* "": with the bytes; NULL: nothing is said */
+        tpl_policy policy;
+        plan_gradients gradients;
+        int groups;
+        bool clip, unified;
+    } cases[] = {
+        { "one group", "", TPL_KEEP, PLAN_GRADIENTS_HOST, 1, false, false },
+        { "input", "parking: none, too little is saved: ", TPL_INPUT, PLAN_GRADIENTS_HOST, 1, false,
+          false },
+        { "two groups", "parking: none, gradients leave after every group", TPL_KEEP,
+          PLAN_GRADIENTS_HOST, 2, false, false },
+        { "sums", "parking: none, gradients are summed in device memory", TPL_KEEP,
+          PLAN_GRADIENTS_DEVICE, 2, false, false },
+        { "clipping", NULL, TPL_KEEP, PLAN_GRADIENTS_HOST, 1, true, false },
+        { "the host itself", NULL, TPL_KEEP, PLAN_GRADIENTS_HOST, 1, false, true },
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        world_options o = { .apart = !cases[k].unified };
+        o.request.training = true;
+        o.request.max_grad_norm = cases[k].clip ? 1 : -1;
+        o.request.groups = cases[k].groups;
+        o.request.policy = (int32_t)cases[k].policy;
+        o.request.gradients = cases[k].gradients;
+        const char *want = cases[k].text;
+        char parked[128];
+        int64_t bytes[2];
+        world w;
+        world_open(&o, &w);
+        buffer_bytes(w.e, bytes);
+        snprintf(parked, sizeof parked, "%.2f KiB of them behind saved activations, %.2f KiB in",
+                 (double)bytes[0] / 1024, (double)bytes[1] / 1024);
+        want = want && !*want ? parked : want;
+        CHECK((bytes[0] > 0) == (k == 0), "%s", cases[k].what);
+        for (int brief = 0; brief < 2; brief++) {
+            int lines = 0;
+            plan_print(w.p, brief, find_parking, &lines);
+            CHECK(lines == (want != NULL), "%s: %d lines", cases[k].what, lines);
+            CHECK(!want || strstr(said, want), "%s: '%s', not '%s'", cases[k].what, said, want);
+        }
+        world_close(&w);
+    }
+}
+
 int main(void)
 {
     RUN(a_failed_update_is_told_and_stops_nothing);
     RUN(tensors_are_whole_or_refused);
+    RUN(the_plan_says_what_waits_on_the_device);
     RUN(behind_equals_serial);
     return check_done();
 }
