@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #define XXH_INLINE_ALL
@@ -147,30 +146,50 @@ mt_status tok_get_bool(const tok_file *f, tok_place at, const json_t *in, const 
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-static mt_status map_file(const char *path, char **ret, size_t *ret_n)
+/* Read, not mapped: a file that shrinks meanwhile, or that its disk fails to bring, is then an error
+ * and no SIGBUS. */
+static mt_status read_bytes(const char *path, int fd, size_t n, char *ret)
+{
+    for (size_t at = 0; at < n;) {
+        ssize_t got = pread(fd, ret + at, n - at, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return mt_fail(MT_ERR_IO, "%s: cannot read at byte %zu: %s", path, at, strerror(errno));
+        if (got == 0)
+            return mt_fail(MT_ERR_IO,
+                           "%s: has become shorter than the %zu bytes that it had; try again once "
+                           "it is complete",
+                           path, n);
+        at += (size_t)got;
+    }
+    return MT_OK;
+}
+
+static mt_status read_file(const char *path, char **ret, size_t *ret_n)
 {
     struct stat st;
+    char *bytes = NULL;
+    mt_status status = MT_OK;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) < 0) {
-        int e = errno;
-        if (fd >= 0)
-            close(fd);
-        return mt_fail(e == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO, "%s: cannot open: %s", path,
-                       strerror(e));
+    if (fd < 0 || fstat(fd, &st) < 0)
+        status = mt_fail(errno == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO, "%s: cannot open: %s",
+                         path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        status = mt_fail(MT_ERR_INVALID, "%s: not a regular file; expected a JSON file", path);
+    else if (st.st_size == 0)
+        status = mt_fail(MT_ERR_FORMAT, "%s: empty; expected a JSON object", path);
+    else if (!(bytes = malloc((size_t)st.st_size)))
+        status = mt_fail_nomem();
+    else
+        status = read_bytes(path, fd, (size_t)st.st_size, bytes);
+    if (fd >= 0)
+        close(fd);
+    if (status) {
+        free(bytes);
+        return status;
     }
-    void *p = MAP_FAILED;
-    if (S_ISREG(st.st_mode) && st.st_size > 0)
-        p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    int e = errno;
-    close(fd);
-    if (!S_ISREG(st.st_mode))
-        return mt_fail(MT_ERR_INVALID, "%s: not a regular file; expected a JSON file", path);
-    if (st.st_size == 0)
-        return mt_fail(MT_ERR_FORMAT, "%s: empty; expected a JSON object", path);
-    if (p == MAP_FAILED)
-        return mt_fail(MT_ERR_IO, "%s: cannot map %lld bytes: %s", path, (long long)st.st_size,
-                       strerror(e));
-    *ret = p;
+    *ret = bytes;
     *ret_n = (size_t)st.st_size;
     return MT_OK;
 }
@@ -179,7 +198,7 @@ mt_status tok_read_json(const char *path, json_t **ret, uint64_t *ret_hash)
 {
     char *bytes = NULL;
     size_t n = 0;
-    mt_status status = map_file(path, &bytes, &n);
+    mt_status status = read_file(path, &bytes, &n);
     if (status)
         return status;
     json_error_t error;
@@ -192,7 +211,7 @@ mt_status tok_read_json(const char *path, json_t **ret, uint64_t *ret_hash)
             mt_fail(MT_ERR_FORMAT, "%s: expected an object at the top, found something else", path);
     if (!status && ret_hash)
         *ret_hash = XXH3_64bits(bytes, n);
-    munmap(bytes, n);
+    free(bytes);
     if (status)
         json_decref(json);
     else

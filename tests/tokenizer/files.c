@@ -6,6 +6,7 @@
 #include "../data/support.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 static const mt_tokenizer *iface;
 static const char *fixtures;
@@ -173,6 +174,38 @@ static void refuses_cut_files(void)
         CHECK(strncmp(status_text(), "tokenizer.json", 14) == 0, "%s", status_text());
     }
     free(text);
+    support_leave(folder);
+}
+
+/* Blanks, for a parser to go through to their end. */
+static void *shrink_and_grow(void *stop)
+{
+    static char blanks[1 << 20];
+    memset(blanks, ' ', sizeof blanks);
+    while (!atomic_load((_Atomic bool *)stop)) {
+        write_text("tokenizer.json", "");
+        support_write("tokenizer.json", blanks, sizeof blanks);
+    }
+    return NULL;
+}
+
+/* Between any two instructions. */
+static void refuses_a_file_that_shrinks_meanwhile(void)
+{
+    support_enter(folder);
+    write_text("tokenizer.json", " ");
+    _Atomic bool stop = false;
+    pthread_t thread;
+    int cut = 0;
+    CHECK(pthread_create(&thread, NULL, shrink_and_grow, &stop) == 0, " ");
+    for (int i = 0; i < 200000 && (i < 500 || !cut); i++) {
+        void *t = NULL;
+        CHECK(iface->open("tokenizer.json", &t) < 0, " ");
+        cut += strstr(status_text(), "tokenizer.json: has become shorter than the ") != NULL;
+    }
+    stop = true;
+    pthread_join(thread, NULL);
+    CHECK(cut > 0, "it always had all of its bytes");
     support_leave(folder);
 }
 
@@ -543,6 +576,7 @@ int main(int argc, char **argv)
     RUN(names_what_is_wrong);
     RUN(names_stages_that_are_wrong);
     RUN(refuses_cut_files);
+    RUN(refuses_a_file_that_shrinks_meanwhile);
     RUN(refuses_other_paths);
     RUN(finds_roles);
     RUN(adds_what_the_configuration_says);
