@@ -28,6 +28,9 @@ static mt_status check_config(const engine_config *c)
         return MT_OK;
     if (!c->optim)
         return status_set(MT_ERR_INVALID, "a plan for training needs an optimizer");
+    if (c->optim->granularity != r->grain)
+        return status_set(MT_ERR_INVALID, "the optimizer's granularity is %d, the plan's %d",
+                          c->optim->granularity, r->grain);
     if (c->store->n_states != r->n_states)
         return status_set(MT_ERR_INVALID, "the store has %u state planes, the plan %u",
                           c->store->n_states, r->n_states);
@@ -213,7 +216,7 @@ mt_status engine_create(const engine_config *config, engine **ret)
     if (st == MT_OK)
         st = experts_start(e);
     if (st == MT_OK)
-        st = pool_start(e, config->optim_threads, config->bind_workers);
+        st = pool_start(e, config->bind_workers);
     if (st == MT_OK)
         st = lander_start(e);
     if (st < 0) {

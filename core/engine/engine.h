@@ -30,10 +30,9 @@ typedef struct engine_config {
      * expert got fewer of the step's rows than the mean, down where more (auxiliary-loss-free load
      * balancing, arXiv 2408.15664, algorithm 1). 0: biases stay. */
     double router_bias_rate;
-    int32_t optim_threads; /* <= 0: all that this process may use */
-    bool bind_workers;     /* to processors of their own, where there are enough */
-    bool serial;           /* one queue, no overlap: the reference for every race test */
-    uint64_t chaos; /* != 0: random delays in every queue and worker, freed buffers poisoned */
+    bool bind_workers; /* to processors of their own, where there are enough */
+    bool serial;       /* one queue, no overlap: the reference for every race test */
+    uint64_t chaos;    /* != 0: random delays in every queue and worker, freed buffers poisoned */
     const char *trace_path; /* NULL: no trace */
 } engine_config;
 

@@ -93,9 +93,7 @@ typedef struct pool {
     table **table;                  /* [n_params] NULL: gathered nowhere, or never updated by row */
     int32_t n_updating;             /* workers at an update */
     uint64_t updating_since;        /* when the first of them began */
-    float *block;        /* [workers][block_elems] gradients that are widened or scattered */
-    int64_t block_elems; /* as many as one call of the optimizer gets */
-    void **free_slab;    /* [l.n_slabs] the one that came back last is taken first */
+    void **free_slab;               /* [l.n_slabs] the one that came back last is taken first */
     int64_t n_free;
     int32_t *slab_users; /* [l.n_slabs] slices that read it */
     mt_status error;
@@ -346,7 +344,7 @@ void time_account(engine *e, uint64_t from, uint64_t to, engine_result *ret);
 mt_status trace_write(engine *e);
 
 /* workers.c */
-mt_status pool_start(engine *e, int32_t threads, bool bind);
+mt_status pool_start(engine *e, bool bind);
 void pool_stop(engine *e);
 void pool_submit(engine *e, const work *w);
 /* An update of so many elements of a parameter that will be submitted slice by slice, as
@@ -373,7 +371,6 @@ mt_status pool_error(engine *e);
 uint64_t pool_take_update_ns(engine *e);
 
 /* slices.c */
-enum { SLICE_BLOCK_ELEMS = 1 << 14 }; /* gradients that stay in a worker's cache */
 /* Does elements first .. first+n of the work, a slice of it; `block` is the worker's own. [any] */
 mt_status slice_run(engine *e, const work *w, int64_t first, int64_t n, float *block);
 /* dst = or += n gradients as they leave the device. */

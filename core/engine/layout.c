@@ -29,6 +29,7 @@ const char *layout_region_name(layout_region r)
         [LAYOUT_GRAD_PLANE] = "gradient plane",
         [LAYOUT_NARROW_PLANE] = "BF16 gradient plane",
         [LAYOUT_SLAB] = "gradient slabs",
+        [LAYOUT_BLOCKS] = "workers' blocks",
         [LAYOUT_SHARED_GRADS] = "shared gradients",
         [LAYOUT_GATHERED] = "embedding staging",
         [LAYOUT_ROW_INDEX] = "embedding row index",
@@ -180,6 +181,8 @@ static void lay_out_grads(const plan *p, layout *l)
     }
     l->slab_elems = layout_align(slab * 4) / 4;
     l->trained_elems = trained;
+    l->block_elems = p->request.grain == MT_GRAIN_ELEMENT ? LAYOUT_BLOCK_ELEMS : l->slab_elems;
+    l->bytes[LAYOUT_BLOCKS] = layout_align(p->workers * l->block_elems * 4);
 }
 
 /* What slabs and the staging of embeddings take together is bounded where there are many. */

@@ -13,11 +13,12 @@ enum {
                                 piece has a buffer of its own */
     LAYOUT_SLABS = 16,       /* gradient slices on their way to the optimizer, at least */
     LAYOUT_SLAB_ELEMS = 1 << 19,
-    LAYOUT_DEEP_SHARE = 16,      /* with plan.deep: of so many bytes of gradients one has room */
-    LAYOUT_FLIGHT = 16,          /* copies out whose end nobody has seen yet */
-    LAYOUT_JOIN_ELEMS = 1 << 24, /* masters that are joined at once: bounds the scratch */
-    LAYOUT_SETS = 2,             /* groups whose batches are on the device */
-    LAYOUT_LOGIT_ROWS = 16,      /* rows of logits formed at once */
+    LAYOUT_BLOCK_ELEMS = 1 << 14, /* gradients that stay in a worker's cache */
+    LAYOUT_DEEP_SHARE = 16,       /* with plan.deep: of so many bytes of gradients one has room */
+    LAYOUT_FLIGHT = 16,           /* copies out whose end nobody has seen yet */
+    LAYOUT_JOIN_ELEMS = 1 << 24,  /* masters that are joined at once: bounds the scratch */
+    LAYOUT_SETS = 2,              /* groups whose batches are on the device */
+    LAYOUT_LOGIT_ROWS = 16,       /* rows of logits formed at once */
     LAYOUT_MIN_EVENTS = 1 << 15
 };
 
@@ -44,6 +45,7 @@ typedef enum layout_region {
     LAYOUT_GRAD_PLANE,
     LAYOUT_NARROW_PLANE,
     LAYOUT_SLAB,
+    LAYOUT_BLOCKS,
     LAYOUT_SHARED_GRADS,
     LAYOUT_GATHERED,
     LAYOUT_ROW_INDEX,
@@ -82,6 +84,7 @@ typedef struct layout {
     int64_t stream_elems;      /* int32 of each of the first four */
     int64_t trained_elems;     /* of all parameters that are updated */
     int64_t n_slabs, slab_elems;
+    int64_t block_elems; /* of a worker's block: the most that one call of the optimizer gets */
     int64_t gather_rows, gather_cols; /* cols: summed over gathered slots */
     int64_t n_slots;                  /* parameter slots of all units */
     int64_t n_sums;                   /* parts of them whose squares are summed */
@@ -132,8 +135,8 @@ int64_t layout_park(const plan *p, int64_t grad_size, int64_t *ret_at);
  * micro-batch; 0 for a unit without experts. */
 int64_t layout_offsets_bytes(const tpl *t);
 
-/* p->request, groups, group_batches, weight_buffers, device_sums, held and tpl[] must be set.
- * [pure] */
+/* p->request, groups, group_batches, weight_buffers, workers, device_sums, held and tpl[] must be
+ * set. [pure] */
 void layout_make(const plan *p, const mt_backend *backend, void *device, layout *ret);
 
 #endif

@@ -6,6 +6,7 @@
  */
 #include "plan.h"
 
+#include "../base/machine.h"
 #include "../base/status.h"
 #include "host_memory.h"
 #include "layout.h"
@@ -15,6 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { MAX_WORKERS = 256 };
 
 bool plan_needs_grad_plane(const plan *p)
 {
@@ -431,6 +434,12 @@ static plan_limits find_limits(const plan_request *r, const mt_backend *backend,
     return lim;
 }
 
+static int32_t count_workers(const plan_request *r)
+{
+    int32_t n = r->workers > 0 ? r->workers : r->machine ? r->machine->cpus : machine_cpus();
+    return n < 1 ? 1 : n > MAX_WORKERS ? MAX_WORKERS : n;
+}
+
 bool plan_can_narrow(const mt_backend *backend)
 {
     const size_t has_narrow = offsetof(mt_backend, narrow) + sizeof backend->narrow;
@@ -453,6 +462,7 @@ mt_status plan_create(const model *m, const plan_request *request, const plan_pr
         return status_nomem("the plan", sizeof *p);
     p->m = m;
     p->request = *request;
+    p->workers = count_workers(request);
     p->owner = calloc(1, sizeof *p->owner);
     p->policy = calloc((size_t)m->n_units, sizeof *p->policy);
     p->tpl = calloc((size_t)m->n_units, sizeof *p->tpl);

@@ -23,10 +23,11 @@ typedef struct plan_profile {
     double scan_flops, scan_backward_flops; /* of recurrences; 0: not measured, as gemm_flops */
 } plan_profile;
 
-/* The memory of a machine other than this one, bytes free. */
+/* A machine other than this one: bytes of memory that are free. */
 typedef struct plan_machine {
     int64_t device, host;
     bool unified; /* both are the same */
+    int32_t cpus; /* that its processes may use */
 } plan_machine;
 
 /* Where the gradients of a step are summed, and when they leave the device. */
@@ -60,8 +61,11 @@ typedef struct plan_request {
     bool any_order;              /* results need not repeat: backend.h, set_deterministic */
     bool training;               /* false: eval and generation only, no states, no gradients */
     int64_t context;             /* generation: tokens of a document; 0: none */
+    /* Of the optimizer: */
     uint32_t n_states;
     mt_state_spec states[MT_OPTIM_MAX_STATES];
+    mt_granularity grain;
+    int32_t workers; /* threads; <= 0: one for each processor */
 } plan_request;
 
 /* Bytes of one kind in one tier. */
@@ -77,6 +81,7 @@ typedef struct plan {
     const model *m;
     int64_t groups, group_batches; /* groups of a step, most micro-batches of a group */
     int32_t weight_buffers;
+    int32_t workers;       /* of the optimizer */
     int64_t segment_bytes; /* as in the request, chosen; 0: all units are whole */
     bool device_sums;      /* gradients of all groups are summed on the device */
     bool held;             /* gradients stay on the device until their norm is known */

@@ -99,9 +99,9 @@ static void place_rows(const engine *e, const work *w, int64_t first, int64_t n,
 static int64_t block_step(const engine *e, const model_param *p, int64_t n)
 {
     if (e->optim->granularity == MT_GRAIN_ELEMENT)
-        return SLICE_BLOCK_ELEMS;
-    if (e->optim->granularity == MT_GRAIN_ROW && p->rows > 0 && p->cols < SLICE_BLOCK_ELEMS)
-        return SLICE_BLOCK_ELEMS / p->cols * p->cols;
+        return LAYOUT_BLOCK_ELEMS;
+    if (e->optim->granularity == MT_GRAIN_ROW && p->rows > 0 && p->cols < LAYOUT_BLOCK_ELEMS)
+        return LAYOUT_BLOCK_ELEMS / p->cols * p->cols;
     return n;
 }
 
@@ -214,7 +214,7 @@ static mt_status run_rows(engine *e, const work *w, int64_t first, int64_t end, 
 {
     table *t = e->pool.table[w->param];
     int64_t cols = e->m->params[w->param].cols;
-    int64_t most = cols < SLICE_BLOCK_ELEMS ? SLICE_BLOCK_ELEMS / cols : 1;
+    int64_t most = cols < LAYOUT_BLOCK_ELEMS ? LAYOUT_BLOCK_ELEMS / cols : 1;
     mt_status st = MT_OK;
     for (int64_t from = first, r = first; r < end; from = r) {
         while (r < end && r - from < most && claim(&t->row[r]))

@@ -33,7 +33,7 @@ static void run_timed(engine *e, const work *w, int64_t first, int32_t worker, m
     };
     int64_t n = slice_elems(w, first);
     uint64_t from = time_now();
-    *ret = slice_run(e, w, first, n, e->pool.block + worker * e->pool.block_elems);
+    *ret = slice_run(e, w, first, n, (float *)e->region[LAYOUT_BLOCKS] + worker * e->l.block_elems);
     uint64_t to = time_now();
     if (work_updates(w)) {
         e->traffic.updated_elems += n;
@@ -174,9 +174,9 @@ static bool choose_cpus(const engine *e, int32_t *ret_cpus, int32_t workers)
     return true;
 }
 
-mt_status pool_start(engine *e, int32_t threads, bool bind)
+mt_status pool_start(engine *e, bool bind)
 {
-    int32_t cpus[MAX_CPUS];
+    int32_t cpus[MAX_CPUS], threads = e->p->workers;
     pool *p = &e->pool;
     size_t n = (size_t)e->m->n_params;
     /* At most one update and one sum of a parameter wait at a time, and one piece per slab. */
@@ -197,18 +197,9 @@ mt_status pool_start(engine *e, int32_t threads, bool bind)
         for (; p->n_free < e->l.n_slabs; p->n_free++)
             p->free_slab[p->n_free] =
                 (char *)e->region[LAYOUT_SLAB] + p->n_free * e->l.slab_elems * e->l.grad_size;
-    if (threads <= 0)
-        threads = machine_cpus();
-    threads = e->serial || threads < 1 ? 1 : threads > 256 ? 256 : threads;
-    if (e->training) {
-        bool small = e->optim->granularity == MT_GRAIN_ELEMENT;
-        p->block_elems = small ? SLICE_BLOCK_ELEMS : e->l.slab_elems;
-        size_t bytes = (size_t)(threads * p->block_elems) * sizeof *p->block;
-        p->block = malloc(bytes);
-        if (!p->block)
-            return status_nomem("the workers' blocks", bytes);
-        memset(p->block, 0, bytes); /* touched now, so that no step makes the process grow */
-    }
+    /* Touched now, so that no step makes the process grow. */
+    if (e->training)
+        memset(e->region[LAYOUT_BLOCKS], 0, (size_t)e->l.bytes[LAYOUT_BLOCKS]);
     if (e->serial)
         return MT_OK;
     p->thread = calloc((size_t)threads, sizeof *p->thread);
@@ -247,7 +238,6 @@ void pool_stop(engine *e)
     free(p->slab_users);
     free(p->pending);
     free(p->updating);
-    free(p->block);
 }
 
 void pool_announce(engine *e, int32_t param, int64_t elems)

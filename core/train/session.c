@@ -53,7 +53,8 @@ mt_status session_use_profile(session *s, const char *path)
     mt_status st = profile_read(path, s->elsewhere);
     s->machine = (plan_machine){ .device = s->elsewhere->device.memory_free,
                                  .host = s->elsewhere->host_memory,
-                                 .unified = s->elsewhere->device.unified != 0 };
+                                 .unified = s->elsewhere->device.unified != 0,
+                                 .cpus = (int32_t)s->elsewhere->cpus };
     return st;
 }
 
@@ -238,9 +239,10 @@ static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tok
                              .max_grad_norm = training ? run->max_grad_norm : 0,
                              .any_order = !run->deterministic,
                              .training = training,
-                             .n_states = training ? s->n_states : 0 };
+                             .n_states = training ? s->n_states : 0,
+                             .grain = s->optim->granularity,
+                             .workers = run->optimizer_threads };
     memcpy(request.states, s->states, sizeof request.states);
-    s->optim_threads = run->optimizer_threads;
     s->bind_workers = run->bind_workers == RUN_BIND_AUTO;
     s->router_bias_rate = run->router_bias_update_rate;
     return make_plan(s, &request);
@@ -413,7 +415,6 @@ mt_status session_start(session *s, const session_engine_options *options)
                                   .optim_state = s->optim_state,
                                   .rules = s->rules,
                                   .router_bias_rate = s->router_bias_rate,
-                                  .optim_threads = s->optim_threads,
                                   .bind_workers = s->bind_workers,
                                   .serial = options->serial,
                                   .chaos = options->chaos,

@@ -73,7 +73,6 @@ typedef struct session {
     plan *plan;
     store *store;
     engine *engine;
-    int32_t optim_threads;
     bool bind_workers;
     double router_bias_rate;
     startup startup; /* session_open_run, session_start and session_load_weights add to it */

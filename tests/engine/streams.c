@@ -35,6 +35,8 @@ static void bytes_are_as_planned(void)
         o.request.policy = mode % 3;
         o.request.gradients = where[mode / 64];
         o.request.gradient_dtype = mode & 32 ? MT_BF16 : MT_F32;
+        o.grain = mode % 5 % 3;
+        o.threads = 1 + mode % 7;
         world_open(&o, &w);
         int64_t bytes[PLAN_TIERS], listed[PLAN_TIERS] = { 0 };
         engine_bytes(w.e, bytes);
@@ -70,6 +72,34 @@ static int64_t item_bytes(const plan *p, const char *name)
         if (strcmp(p->item[i].name, name) == 0)
             return p->item[i].bytes;
     return 0;
+}
+
+/* What the optimizer gets at once in a form of its own: a little, or a whole slice where it takes
+ * rows or tensors. */
+static void the_plan_counts_the_workers_blocks(void)
+{
+    static const mt_granularity grains[] = { MT_GRAIN_ELEMENT, MT_GRAIN_ROW, MT_GRAIN_TENSOR };
+    for (int k = 0; k < 3; k++) {
+        world_options o = training();
+        world w = { 0 };
+        int64_t host[2], blocks[2];
+        o.hidden = 1024; /* half a million elements and more in a matrix */
+        o.grain = grains[k];
+        world_model(&o, &w);
+        for (int i = 0; i < 2; i++) {
+            plan *p;
+            o.threads = i ? 300 : 3; /* more than there may be, which are 256 */
+            CHECK(world_plan(&o, w.m, &p) == MT_OK);
+            host[i] = p->tier_bytes[PLAN_HOST];
+            blocks[i] = item_bytes(p, "workers' blocks");
+            plan_destroy(p);
+        }
+        int64_t each = k ? LAYOUT_SLAB_ELEMS * 4 : LAYOUT_BLOCK_ELEMS * 4;
+        CHECK(blocks[0] == 3 * each && blocks[1] == 256 * each, "%lld %lld", (long long)blocks[0],
+              (long long)blocks[1]);
+        CHECK(host[1] - host[0] == blocks[1] - blocks[0]);
+        world_close(&w);
+    }
 }
 
 /* Host memory of a larger model, per parameter, in four groups. */
@@ -702,6 +732,7 @@ int main(void)
 {
     RUN(bytes_are_as_planned);
     RUN(the_store_takes_12_bytes_a_parameter);
+    RUN(the_plan_counts_the_workers_blocks);
     RUN(gradients_live_where_they_should);
     RUN(sums_go_where_they_fit);
     RUN(gradients_wait_where_they_fit);

@@ -368,6 +368,8 @@ mt_status world_plan(const world_options *o, const model *m, plan **ret)
         r.max_grad_norm = 1;
     if (r.max_grad_norm < 0)
         r.max_grad_norm = 0;
+    r.workers = o->threads ? o->threads : 2;
+    r.grain = o->grain;
     if (r.training)
         r.n_states = state_specs(NULL, r.states);
     return plan_create(m, &r, &f, b, device, ret);
@@ -393,7 +395,6 @@ mt_status world_try(const world_options *o, world *ret)
                         .device = device,
                         .optim = optim_for(o->grain),
                         .router_bias_rate = o->router_bias_rate,
-                        .optim_threads = o->threads ? o->threads : 2,
                         .serial = o->serial,
                         .chaos = o->chaos,
                         .trace_path = o->trace };

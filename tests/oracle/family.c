@@ -300,7 +300,6 @@ static mt_status start_engine(const subject *s, const plan_request *request, boo
                             .backend = backend,
                             .device = device,
                             .optim = request->training ? &no_optim : NULL,
-                            .optim_threads = 1,
                             .serial = serial };
     return engine_create(&setup, ret);
 }
@@ -346,7 +345,8 @@ static void check_engine(subject *s, const packing *how)
                                  .device_limit = PLAN_AUTO,
                                  .host_limit = PLAN_AUTO,
                                  .max_grad_norm = 1,
-                                 .training = true };
+                                 .training = true,
+                                 .workers = 1 };
         st = start_engine(s, &request, how->serial, &p, &e);
     }
     /* Twice: what one step leaves behind must not reach the next. */
@@ -401,7 +401,8 @@ static void check_generation(subject *s)
                              .weight_buffers = PLAN_AUTO,
                              .device_limit = PLAN_AUTO,
                              .host_limit = PLAN_AUTO,
-                             .context = s->longest };
+                             .context = s->longest,
+                             .workers = 1 };
     mt_status st = start_engine(s, &request, false, &p, &g.e);
     g.logits = malloc((size_t)((s->longest + 1) * g.vocab) * sizeof *g.logits);
     CHECK(!st && g.logits, "engine for generation: %s", status_text());
