@@ -146,8 +146,8 @@ mt_status tok_get_bool(const tok_file *f, tok_place at, const json_t *in, const 
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-/* Read, not mapped: a file that shrinks meanwhile, or that its disk fails to bring, is then an error
- * and no SIGBUS. */
+/* Read, not mapped: a file that shrinks meanwhile, or that its disk fails to bring, is then an
+ * error and no SIGBUS. */
 static mt_status read_bytes(const char *path, int fd, size_t n, char *ret)
 {
     for (size_t at = 0; at < n;) {
