@@ -136,13 +136,33 @@ static mt_status start_new(loop *l)
     return st;
 }
 
-/* Checkpoints that are still to be saved. */
+/* How many of the steps that are left before the last one are multiples of `each`; 0: none is. */
+static int64_t multiples_left(const loop *l, int64_t each)
+{
+    int64_t last = l->schedule.total - 1;
+    return each == 0 ? 0 : last / each - l->state.step / each;
+}
+
+/* The steps that both divide, 0 where that is beyond the last one. */
+static int64_t common_multiple(const loop *l, int64_t a, int64_t b)
+{
+    int64_t divisor = a, rest = b;
+    while (rest > 0) {
+        int64_t next = divisor % rest;
+        divisor = rest;
+        rest = next;
+    }
+    return a == 0 || b == 0 || a / divisor > l->schedule.total / b ? 0 : a / divisor * b;
+}
+
+/* Checkpoints that are still to be saved, at most: every evaluation may find a new best. */
 static int64_t saves_left(const loop *l)
 {
-    int64_t each = l->run->save_steps, done = l->state.step, total = l->schedule.total;
-    if (done >= total)
+    int64_t save = l->run->save_steps, eval = l->run->save_best ? l->run->eval_steps : 0;
+    if (l->state.step >= l->schedule.total)
         return 0;
-    return each == 0 ? 1 : (total - 1) / each - done / each + 1;
+    return multiples_left(l, save) + multiples_left(l, eval) -
+           multiples_left(l, common_multiple(l, save, eval)) + 1;
 }
 
 /* By how many checkpoints the folder grows at most: a new one stands before an old one goes, and

@@ -111,6 +111,30 @@ done
 check "$times kills" test $killed = "$times"
 check_end 'killed at random moments'
 
+# ---- a disk that will be full --------------------------------------------------------------------
+
+# will_save N KEY=VALUE...: as many checkpoints are said not to fit, at most, and no more come to be.
+will_save() {
+    local n=$1 what=checkpoints
+    shift
+    ((n > 1)) || what=checkpoint
+    rm -rf run
+    LD_PRELOAD=$fault DISK_FREE=1 expect 1 "run/checkpoints: $n $what of " -- \
+        "${run[@]}" checkpoint.export=false train.max_steps=12 "$@"
+    rm -rf run
+    LD_PRELOAD=$fault DISK_FREE=1000000000 expect 0 'finished' -- \
+        "${run[@]}" checkpoint.export=false train.max_steps=12 "$@"
+    check "$*: nothing is said where there is room" bash -c '! grep -q "will not fit" out'
+    check "$*: no more" test "$(find run/checkpoints -name 'step-*' | wc -l)" -le "$n"
+}
+will_save 3 train.eval_steps=5 checkpoint.save_best=false checkpoint.save_steps=4 checkpoint.save_total_limit=0
+will_save 5 train.eval_steps=5 checkpoint.save_steps=4 checkpoint.save_total_limit=0
+will_save 4 train.eval_steps=5 checkpoint.save_steps=4
+will_save 3 train.eval_steps=4 checkpoint.save_steps=4 checkpoint.save_total_limit=0
+will_save 4 train.eval_steps=4 checkpoint.save_steps=6 checkpoint.save_total_limit=0
+will_save 3 train.eval_steps=5 checkpoint.save_steps=0 checkpoint.save_total_limit=0
+will_save 1 train.eval_steps=0 checkpoint.save_steps=0
+
 # ---- the disk is full ----------------------------------------------------------------------------
 
 for ((n = bytes / (2 * times + 1); n < bytes; n += bytes / times + 1)); do

@@ -6,6 +6,7 @@
  *                         written half by then
  *     DISK_FULL_AFTER=N   what is written after N bytes finds the disk full; half of the last write
  *                         still fits
+ *     DISK_FREE=N         so many bytes are said to be free on every disk
  *     DISK_COUNT=FILE     how many calls and bytes there were, when the program ends by itself
  *
  * Calls of the C library among themselves, such as stdio's, are not seen.
@@ -17,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 static _Atomic long calls, bytes;
@@ -99,6 +101,18 @@ ssize_t write(int fd, const void *data, size_t n)
         return next(fd, data, n);
     errno = ENOSPC;
     return -1;
+}
+
+int statvfs(const char *path, struct statvfs *ret)
+{
+    NEXT(statvfs);
+    long free_bytes = setting("DISK_FREE");
+    int rc = next(path, ret);
+    if (rc == 0 && free_bytes >= 0) {
+        ret->f_frsize = 1;
+        ret->f_bavail = (fsblkcnt_t)free_bytes;
+    }
+    return rc;
 }
 
 #define CALL(name, parameters, arguments)                                                          \
