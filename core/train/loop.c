@@ -129,7 +129,8 @@ mt_status loop_evaluate(loop *l)
     log_write(MT_LOG_INFO, "step %lld: validation loss %.4f, perplexity %.3f, %s targets in %s",
               (long long)e.step, e.loss, exp(e.loss), human_count((double)e.targets).s,
               human_seconds(e.seconds).s);
-    return metrics_write_eval(l->metrics, &e);
+    metrics_write_eval(l->metrics, &e);
+    return MT_OK;
 }
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
@@ -302,11 +303,11 @@ static mt_status do_step(loop *l)
     l->ended = ended;
 
     show_progress(l, &m);
-    st = metrics_write_step(l->metrics, &m);
-    if (st == MT_OK && !m.updated)
+    metrics_write_step(l->metrics, &m);
+    if (!m.updated)
         return handle_bad_numbers(l, &m);
     l->state.skipped_in_a_row = 0;
-    return st;
+    return MT_OK;
 }
 
 /* The first step done here is the end of the start. */
@@ -508,9 +509,7 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
             status_set(st, "%s", text);
     }
     log_live(NULL);
-    mt_status closed = metrics_close(l.metrics);
-    if (st == MT_OK)
-        st = closed;
+    metrics_close(l.metrics);
     if (st == MT_OK)
         st = check_end(&l);
     if (st == MT_OK)

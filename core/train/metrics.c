@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Writing metrics.jsonl, and cutting it back to a checkpoint's step on resume.
+ * Writing metrics.jsonl, and cutting it back to a checkpoint's step on resume. Lines that cannot be
+ * written wait in memory: a run is not lost to a file of figures.
  */
 #include "metrics.h"
 
+#include "../base/log.h"
 #include "../base/status.h"
+#include "human.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,12 +15,23 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+enum { MOST_WAITING = 16 << 20, LINE_SIZE = 4096 };
+
 struct metrics {
-    FILE *file;
+    int fd; /* -1: closed */
     char *path;
+    off_t end;            /* of the whole lines in the file */
+    char line[LINE_SIZE]; /* the one that is being made */
+    size_t n_line;
+    char *held; /* lines that are not in the file yet */
+    size_t n_held, cap;
+    int64_t waiting, lost; /* how many these are, and those for which there was no room */
+    bool failing;          /* and this has been told */
 };
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -40,10 +54,9 @@ static bool parse_line(const char *line, size_t n, int64_t *ret_step, bool *ret_
 
 /* Where the lines end that this run would have written up to its checkpoint. Only the last line
  * can have been cut by a crash; cutting at another damaged one would take good lines along. */
-static mt_status find_cut(const metrics *m, const metrics_resume *r, int64_t *ret_keep,
+static mt_status find_cut(const metrics *m, FILE *f, const metrics_resume *r, int64_t *ret_keep,
                           bool *ret_has_eval)
 {
-    FILE *f = m->file;
     mt_status st = MT_OK;
     char *line = NULL;
     size_t room = 0;
@@ -73,105 +86,227 @@ static mt_status find_cut(const metrics *m, const metrics_resume *r, int64_t *re
     return st;
 }
 
+/* Opens the file and locks it; MT_ERR_INVALID: another process has. */
+static mt_status open_locked(const char *path, int *ret)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return MT_ERR_IO;
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        close(fd);
+        return MT_ERR_INVALID;
+    }
+    *ret = fd;
+    return MT_OK;
+}
+
 mt_status metrics_open(const char *path, metrics **ret)
 {
-    mt_status st = MT_OK;
     metrics *m = calloc(1, sizeof *m);
-    if (!m)
+    if (m)
+        m->path = strdup(path);
+    if (!m || !m->path) {
+        free(m);
         return status_nomem("metrics", sizeof *m);
-    m->path = strdup(path);
-    int fd = m->path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
-    if (fd >= 0)
-        m->file = fdopen(fd, "r+");
-    if (!m->file) {
-        st = status_set(MT_ERR_IO,
-                        "%s: cannot open: %s; set output_dir to a folder that you can "
-                        "write to",
-                        path, strerror(errno));
-        if (fd >= 0)
-            close(fd);
-        goto out;
     }
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        st = status_set(MT_ERR_INVALID,
-                        "%s: another process is training in this run folder; stop it, or set "
-                        "output_dir to another folder",
-                        path);
-        goto out;
-    }
-    *ret = m;
-out:
-    if (st != MT_OK)
+    m->fd = -1;
+    mt_status st = open_locked(path, &m->fd);
+    if (st == MT_ERR_IO)
+        status_set(st, "%s: cannot open: %s; set output_dir to a folder that you can write to",
+                   path, strerror(errno));
+    else if (st != MT_OK)
+        status_set(st,
+                   "%s: another process is training in this run folder; stop it, or set "
+                   "output_dir to another folder",
+                   path);
+    if (st == MT_OK)
+        *ret = m;
+    else
         metrics_close(m);
     return st;
+}
+
+static mt_status cannot_cut(const metrics *m, int64_t keep)
+{
+    return status_set(MT_ERR_IO, "%s: cannot cut to %lld bytes: %s", m->path, (long long)keep,
+                      strerror(errno));
 }
 
 mt_status metrics_cut(metrics *m, const metrics_resume *resume, bool *ret_has_eval)
 {
     int64_t keep = 0;
     bool has_eval = false;
-    mt_status st = resume ? find_cut(m, resume, &keep, &has_eval) : MT_OK;
-    if (st != MT_OK)
-        return st;
-    if (ftruncate(fileno(m->file), keep) != 0 || fseeko(m->file, keep, SEEK_SET) != 0)
-        return status_set(MT_ERR_IO, "%s: cannot cut to %lld bytes: %s", m->path, (long long)keep,
-                          strerror(errno));
+    if (resume) {
+        FILE *f = fopen(m->path, "r");
+        if (!f)
+            return status_set(MT_ERR_IO, "%s: cannot read: %s", m->path, strerror(errno));
+        mt_status st = find_cut(m, f, resume, &keep, &has_eval);
+        fclose(f);
+        if (st != MT_OK)
+            return st;
+    }
+    if (ftruncate(m->fd, keep) != 0)
+        return cannot_cut(m, keep);
+    m->end = keep;
     *ret_has_eval = has_eval;
     return MT_OK;
 }
 
-mt_status metrics_close(metrics *m)
-{
-    mt_status st = MT_OK;
-    if (!m)
-        return st;
-    if (m->file && fclose(m->file) != 0)
-        st = status_set(MT_ERR_IO, "%s: cannot write: %s", m->path, strerror(errno));
-    free(m->path);
-    free(m);
-    return st;
-}
-
 /* ---- writing --------------------------------------------------------------------------------- */
+
+/* Appends to the line, which has room for all that is ever put there. */
+static void MT_PRINTF(2, 3) put(metrics *m, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(m->line + m->n_line, LINE_SIZE - m->n_line, fmt, args);
+    va_end(args);
+    m->n_line += n > 0 && (size_t)n < LINE_SIZE - m->n_line ? (size_t)n : 0;
+}
 
 /* Members of the object that is being written. */
 static void put_int(metrics *m, const char *key, int64_t x)
 {
-    fprintf(m->file, ", \"%s\": %lld", key, (long long)x);
+    put(m, ", \"%s\": %lld", key, (long long)x);
 }
 
 /* 17 digits restore a double exactly; the loss of two runs is compared bit for bit. */
 static void put_real(metrics *m, const char *key, double x)
 {
     if (isfinite(x))
-        fprintf(m->file, ", \"%s\": %.17g", key, x);
+        put(m, ", \"%s\": %.17g", key, x);
     else
-        fprintf(m->file, ", \"%s\": null", key);
+        put(m, ", \"%s\": null", key);
 }
 
 static void put_time(metrics *m, const char *key, double seconds)
 {
-    fprintf(m->file, ", \"%s\": %.6f", key, isfinite(seconds) ? seconds : 0.0);
+    put(m, ", \"%s\": %.6f", key, isfinite(seconds) ? seconds : 0.0);
 }
 
-static mt_status end_line(metrics *m)
+/* The line waits for its turn; where too many do it is lost. */
+static void hold_line(metrics *m)
 {
-    fputs("}\n", m->file);
-    if (fflush(m->file) != 0 || ferror(m->file))
-        return status_set(MT_ERR_IO,
-                          "%s: cannot write: %s; free some space and start again with "
-                          "the same command to resume",
-                          m->path, strerror(errno));
-    return MT_OK;
+    size_t need = m->n_held + m->n_line;
+    if (need > m->cap && need <= MOST_WAITING) {
+        size_t cap = need < MOST_WAITING / 2 ? 2 * need : MOST_WAITING;
+        char *grown = realloc(m->held, cap);
+        if (grown) {
+            m->held = grown;
+            m->cap = cap;
+        }
+    }
+    if (need <= m->cap) {
+        memcpy(m->held + m->n_held, m->line, m->n_line);
+        m->n_held = need;
+        m->waiting++;
+    } else {
+        m->lost++;
+    }
+    m->n_line = 0;
 }
 
-mt_status metrics_write_step(metrics *m, const metrics_step *s)
+/* A file that was removed, with its folder or alone, is written to for nothing: goes on in a new
+ * one. False with errno: there is none. */
+static bool find_file(metrics *m)
+{
+    struct stat st;
+    int fd = -1;
+    if (fstat(m->fd, &st) == 0 && st.st_nlink > 0)
+        return true;
+    mt_status opened = open_locked(m->path, &fd);
+    if (opened != MT_OK) {
+        errno = opened == MT_ERR_INVALID ? EBUSY : errno;
+        return false;
+    }
+    log_write(MT_LOG_WARNING, "%s: was removed, and begins anew with the lines that come now",
+              m->path);
+    close(m->fd);
+    m->fd = fd;
+    m->end = 0;
+    return true;
+}
+
+/* Appends what waits, all of it or, with errno, nothing: who reads the file finds whole lines. */
+static bool write_held(metrics *m)
+{
+    size_t done = 0;
+    while (done < m->n_held) {
+        ssize_t n = pwrite(m->fd, m->held + done, m->n_held - done, m->end + (off_t)done);
+        if (n > 0) {
+            done += (size_t)n;
+        } else if (n == 0 || errno != EINTR) {
+            int error = n == 0 ? EIO : errno;
+            if (ftruncate(m->fd, m->end) != 0) /* what comes next is written over it */
+                error = errno;
+            errno = error;
+            return false;
+        }
+    }
+    m->end += (off_t)done;
+    m->n_held = 0;
+    return true;
+}
+
+/* Said once, when it begins: a line for each would hide all else. */
+static void tell_failure(metrics *m)
+{
+    const char *why = strerror(errno);
+    if (!m->failing)
+        log_write(MT_LOG_WARNING,
+                  "%s: cannot write: %s; training goes on, and up to %s of lines wait until they "
+                  "can be written: free some space, or mend what is wrong there",
+                  m->path, why, human_bytes(MOST_WAITING).s);
+    m->failing = true;
+}
+
+static void write_waiting(metrics *m)
+{
+    if (!find_file(m) || !write_held(m)) {
+        tell_failure(m);
+        return;
+    }
+    if (m->failing)
+        log_write(m->lost ? MT_LOG_WARNING : MT_LOG_INFO,
+                  "%s: can be written again: %s line%s had to wait, %s %s lost", m->path,
+                  human_grouped(m->waiting).s, m->waiting == 1 ? "" : "s", human_grouped(m->lost).s,
+                  m->lost == 1 ? "is" : "are");
+    m->failing = false;
+    m->waiting = m->lost = 0;
+}
+
+static void end_line(metrics *m)
+{
+    put(m, "}\n");
+    hold_line(m);
+    write_waiting(m);
+}
+
+void metrics_close(metrics *m)
+{
+    if (!m)
+        return;
+    if (m->failing)
+        write_waiting(m);
+    int64_t lost = m->waiting + m->lost;
+    if (m->fd >= 0 && close(m->fd) != 0)
+        log_write(MT_LOG_WARNING, "%s: cannot write: %s; its last lines may be lost", m->path,
+                  strerror(errno));
+    if (lost > 0)
+        log_write(MT_LOG_WARNING, "%s: cannot be written to the end: %s line%s %s lost", m->path,
+                  human_grouped(lost).s, lost == 1 ? "" : "s", lost == 1 ? "is" : "are");
+    free(m->held);
+    free(m->path);
+    free(m);
+}
+
+void metrics_write_step(metrics *m, const metrics_step *s)
 {
     static const char *const wait[ENGINE_WAITS] = { "wait_weights_seconds",
                                                     "wait_gradients_seconds",
                                                     "wait_optimizer_seconds", "wait_data_seconds" };
     double per_second = s->seconds > 0 ? 1.0 / s->seconds : 0;
-    fprintf(m->file, "{\"step\": %lld", (long long)s->step);
+    put(m, "{\"step\": %lld", (long long)s->step);
     put_real(m, "loss", s->loss);
     if (s->has_aux_loss)
         put_real(m, "aux_loss", s->aux_loss);
@@ -182,7 +317,7 @@ mt_status metrics_write_step(metrics *m, const metrics_step *s)
     put_int(m, "total_tokens", s->total_tokens);
     put_real(m, "packing_efficiency", s->packing_efficiency);
     put_real(m, "epoch", s->epoch);
-    fprintf(m->file, ", \"updated\": %s", s->updated ? "true" : "false");
+    put(m, ", \"updated\": %s", s->updated ? "true" : "false");
     put_time(m, "tokens_per_second", (double)s->tokens * per_second);
     put_real(m, "model_flops_per_second", s->model_flops * per_second);
     put_time(m, "seconds", s->seconds);
@@ -193,15 +328,15 @@ mt_status metrics_write_step(metrics *m, const metrics_step *s)
     put_int(m, "rss", s->rss);
     if (!isnan(s->router_violation))
         put_real(m, "router_max_violation", s->router_violation);
-    return end_line(m);
+    end_line(m);
 }
 
-mt_status metrics_write_eval(metrics *m, const metrics_eval *e)
+void metrics_write_eval(metrics *m, const metrics_eval *e)
 {
-    fprintf(m->file, "{\"step\": %lld", (long long)e->step);
+    put(m, "{\"step\": %lld", (long long)e->step);
     put_real(m, "validation_loss", e->loss);
     put_real(m, "perplexity", exp(e->loss));
     put_int(m, "validation_targets", e->targets);
     put_time(m, "seconds", e->seconds);
-    return end_line(m);
+    end_line(m);
 }

@@ -52,10 +52,13 @@ mt_status metrics_open(const char *path, metrics **ret);
  * ret_has_eval: the last line kept is the evaluation at resume->step. Before the first write.
  * [main] */
 mt_status metrics_cut(metrics *m, const metrics_resume *resume, bool *ret_has_eval);
-mt_status metrics_close(metrics *m); /* accepts NULL; reports a failed write */
+/* Tries once more what could not be written, and warns of what is lost. Accepts NULL. [main] */
+void metrics_close(metrics *m);
 
-/* Write a line and flush it. Numbers that are not finite are written as null. [main] */
-mt_status metrics_write_step(metrics *m, const metrics_step *s);
-mt_status metrics_write_eval(metrics *m, const metrics_eval *e);
+/* Write a line at once. Numbers that are not finite are written as null. A file that cannot be
+ * written is warned of when that begins and when it is over; meanwhile lines wait in memory, and
+ * are tried again with the next one. [main] */
+void metrics_write_step(metrics *m, const metrics_step *s);
+void metrics_write_eval(metrics *m, const metrics_eval *e);
 
 #endif

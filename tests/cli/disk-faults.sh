@@ -111,6 +111,32 @@ done
 check "$times kills" test $killed = "$times"
 check_end 'killed at random moments'
 
+# ---- metrics that cannot be written ----------------------------------------------------------------
+
+rm -rf run
+faulty DISK_REFUSES=metrics.jsonl
+check 'without metrics: exit code 0' test $? = 0
+check 'without metrics: the run is the same' diff -rq whole/checkpoints run/checkpoints
+check 'without metrics: it is exported' diff -rq whole/model run/model
+check 'without metrics: says so once' test "$(grep -c 'warning: run/metrics.jsonl: cannot write: No space left on device' out)" = 1
+check 'without metrics: says what is lost' grep -q "warning: run/metrics.jsonl: .*: $(wc -l <whole/metrics.jsonl) lines are lost" out
+check 'without metrics: nothing half written' test ! -s run/metrics.jsonl
+
+# The folder of a run is removed while it trains: it is there again when the run is saved.
+rm -rf run
+"$megatrain" "${run[@]}" train.max_steps=10000000 checkpoint.save_steps=0 checkpoint.save_best=false >out 2>&1 </dev/null &
+pid=$!
+until [[ -s run/metrics.jsonl ]] || ! kill -0 $pid; do sleep 0.05; done
+mv run removed # at once: else a file made anew may be in the way
+rm -rf removed
+until grep -q 'run/metrics.jsonl: cannot write: No such file' out || ! kill -0 $pid; do sleep 0.05; done
+kill -TERM $pid
+wait $pid
+check 'a folder that was removed: exit code 75' test $? = 75
+check 'a folder that was removed: the checkpoint' test -s run/checkpoints/step-*/state.json
+check 'a folder that was removed: lines that waited' test "$(tail -n 1 run/metrics.jsonl | sed 's/.*"step": \([0-9]*\),.*/\1/')" = \
+    "$(echo run/checkpoints/step-* | sed 's/.*step-0*//')"
+
 # ---- a disk that will be full --------------------------------------------------------------------
 
 # will_save N KEY=VALUE...: as many checkpoints are said not to fit, at most, and no more come to be.

@@ -6,6 +6,7 @@
  *                         written half by then
  *     DISK_FULL_AFTER=N   what is written after N bytes finds the disk full; half of the last write
  *                         still fits
+ *     DISK_REFUSES=NAME   what is written to files of that name finds the disk full
  *     DISK_FREE=N         so many bytes are said to be free on every disk
  *     DISK_COUNT=FILE     how many calls and bytes there were, when the program ends by itself
  *
@@ -17,6 +18,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -73,6 +75,19 @@ static int is_regular(int fd)
     return fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
+static int is_refused(int fd)
+{
+    const char *name = getenv("DISK_REFUSES");
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = name ? readlink(link, path, sizeof path - 1) : -1;
+    if (n < 0)
+        return 0;
+    path[n] = '\0';
+    const char *slash = strrchr(path, '/');
+    return slash && strcmp(slash + 1, name) == 0;
+}
+
 ssize_t pwrite(int fd, const void *data, size_t n, off_t at)
 {
     NEXT(pwrite);
@@ -82,7 +97,7 @@ ssize_t pwrite(int fd, const void *data, size_t n, off_t at)
         (void)!next(fd, data, n / 2, at);
         die();
     }
-    if (fits(&n) || n > 0)
+    if (!is_refused(fd) && (fits(&n) || n > 0))
         return next(fd, data, n, at);
     errno = ENOSPC;
     return -1;
@@ -97,7 +112,7 @@ ssize_t write(int fd, const void *data, size_t n)
         (void)!next(fd, data, n / 2);
         die();
     }
-    if (fits(&n) || n > 0)
+    if (!is_refused(fd) && (fits(&n) || n > 0))
         return next(fd, data, n);
     errno = ENOSPC;
     return -1;

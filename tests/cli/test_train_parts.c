@@ -13,8 +13,11 @@
 
 #include "../check.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -309,7 +312,7 @@ static char *after_resume(metrics_resume r, bool *ret_has_eval)
     *ret_has_eval = false;
     CHECK(metrics_open(metrics_path, &m) == MT_OK, "%s", status_text());
     CHECK(metrics_cut(m, &r, ret_has_eval) == MT_OK, "%s", status_text());
-    CHECK(metrics_close(m) == MT_OK);
+    metrics_close(m);
     return slurp(metrics_path);
 }
 
@@ -340,6 +343,97 @@ static void metrics_are_cut_to_the_checkpoint(void)
     CHECK(strcmp(after_resume((metrics_resume){ 2, true }, &has_eval), S1) == 0);
 }
 
+/* The evaluations after these steps, one a line, are all there is. */
+static void check_lines(const char *path, int from, int to)
+{
+    const char *text = slurp(path);
+    for (int step = from; step <= to; step++) {
+        char begin[64];
+        int n = snprintf(begin, sizeof begin, "{\"step\": %d, \"validation_loss\": ", step);
+        CHECK(strncmp(text, begin, (size_t)n) == 0, "step %d: %s", step, text);
+        text += strcspn(text, "\n");
+        text += *text == '\n';
+    }
+    CHECK(*text == '\0', "more: %s", text);
+}
+
+static void write_evaluations(metrics *m, int from, int to)
+{
+    for (int step = from; step <= to; step++)
+        metrics_write_eval(m, &(metrics_eval){ step, 1.5, 3, 1 });
+}
+
+/* Of a full disk the file has whole lines only, and all of them once there is room again. */
+static void metrics_wait_for_a_disk(void)
+{
+    metrics *m = NULL;
+    bool has_eval = false;
+    struct rlimit before, full;
+    struct stat st;
+    CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR && getrlimit(RLIMIT_FSIZE, &before) == 0);
+    CHECK(metrics_open(metrics_path, &m) == MT_OK, "%s", status_text());
+    CHECK(metrics_cut(m, NULL, &has_eval) == MT_OK, "%s", status_text());
+    write_evaluations(m, 1, 2);
+    CHECK(stat(metrics_path, &st) == 0);
+    full = (struct rlimit){ (rlim_t)st.st_size + 30, before.rlim_max };
+    for (int round = 0; round < 2; round++) { /* the second one lasts */
+        CHECK(setrlimit(RLIMIT_FSIZE, &full) == 0);
+        write_evaluations(m, 3 + 3 * round, 4 + 3 * round);
+        check_lines(metrics_path, 1, round ? 5 : 2);
+        CHECK(round || setrlimit(RLIMIT_FSIZE, &before) == 0);
+        if (!round)
+            write_evaluations(m, 5, 5);
+        check_lines(metrics_path, 1, 5);
+    }
+    metrics_close(m);
+    CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    check_lines(metrics_path, 1, 5);
+}
+
+/* What waits is bounded: then the lines that come last are lost. */
+static void metrics_wait_in_little_memory(void)
+{
+    enum { STEPS = 300000 };
+    metrics *m = NULL;
+    bool has_eval = false;
+    struct rlimit before, full;
+    struct stat st;
+    CHECK(getrlimit(RLIMIT_FSIZE, &before) == 0);
+    CHECK(metrics_open(metrics_path, &m) == MT_OK, "%s", status_text());
+    CHECK(metrics_cut(m, NULL, &has_eval) == MT_OK, "%s", status_text());
+    full = (struct rlimit){ 10, before.rlim_max };
+    CHECK(setrlimit(RLIMIT_FSIZE, &full) == 0);
+    write_evaluations(m, 1, STEPS);
+    CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    metrics_close(m); /* which tries again */
+    CHECK(stat(metrics_path, &st) == 0 && st.st_size > (15 << 20) && st.st_size <= (16 << 20),
+          "%lld bytes", (long long)st.st_size);
+}
+
+static void metrics_begin_anew_where_they_were_removed(void)
+{
+    metrics *m = NULL, *second = NULL;
+    bool has_eval = false;
+    char folder[64], path[80];
+    snprintf(folder, sizeof folder, "/tmp/mt-metrics-%d", (int)getpid());
+    snprintf(path, sizeof path, "%s/metrics.jsonl", folder);
+    CHECK(mkdir(folder, 0777) == 0);
+    CHECK(metrics_open(path, &m) == MT_OK, "%s", status_text());
+    CHECK(metrics_cut(m, NULL, &has_eval) == MT_OK, "%s", status_text());
+    write_evaluations(m, 1, 3);
+    CHECK(unlink(path) == 0);
+    write_evaluations(m, 4, 5);
+    check_lines(path, 4, 5);
+    CHECK(unlink(path) == 0 && rmdir(folder) == 0);
+    write_evaluations(m, 6, 7);
+    CHECK(access(folder, F_OK) != 0 && mkdir(folder, 0777) == 0);
+    write_evaluations(m, 8, 8);
+    check_lines(path, 6, 8);
+    CHECK(metrics_open(path, &second) == MT_ERR_INVALID && !second); /* still locked */
+    metrics_close(m);
+    CHECK(unlink(path) == 0 && rmdir(folder) == 0);
+}
+
 static void metrics_lines_are_json(void)
 {
     metrics *m = NULL, *second = NULL;
@@ -359,10 +453,10 @@ static void metrics_lines_are_json(void)
                        .seconds = 2,
                        .model_flops = 8e9,
                        .updated = false };
-    CHECK(metrics_write_step(m, &s) == MT_OK);
+    metrics_write_step(m, &s);
     s.has_aux_loss = false;
-    CHECK(metrics_write_step(m, &s) == MT_OK);
-    CHECK(metrics_write_eval(m, &(metrics_eval){ 7, log(2.0), 3, 1 }) == MT_OK);
+    metrics_write_step(m, &s);
+    metrics_write_eval(m, &(metrics_eval){ 7, log(2.0), 3, 1 });
     const char *text = slurp(metrics_path); /* flushed, though the file is still open */
     CHECK(strstr(text, "{\"step\": 7, \"loss\": null, \"aux_loss\": 0.25, \"grad_norm\": null, "
                        "\"lr\": 0.10000000000000001, \"tokens\": 10, \"targets\": 9") == text,
@@ -373,7 +467,7 @@ static void metrics_lines_are_json(void)
     CHECK(
         strstr(text, "\n{\"step\": 7, \"validation_loss\": 0.69314718055994529, \"perplexity\": 2"),
         "%s", text);
-    CHECK(metrics_close(m) == MT_OK);
+    metrics_close(m);
 }
 
 /* ---- signals --------------------------------------------------------------------------------- */
@@ -441,6 +535,9 @@ int main(void)
     RUN(terminals_get_no_control_characters);
     RUN(metrics_are_cut_to_the_checkpoint);
     RUN(metrics_lines_are_json);
+    RUN(metrics_wait_for_a_disk);
+    RUN(metrics_wait_in_little_memory);
+    RUN(metrics_begin_anew_where_they_were_removed);
     RUN(a_signal_repeated_at_once_is_the_same);
     RUN(a_later_signal_ends_at_once);
     unlink(metrics_path);
