@@ -81,10 +81,16 @@ static human_text rate(double x, const char *unit)
     return t;
 }
 
-static void row(const char *name, const char *figure, const char *what, const char *ceiling,
-                double share)
+/* A figure beside its ceiling. A share is of what was measured with care: of a rough figure, which
+ * may well be passed, it would say nothing. */
+static void row(const step_report *r, const char *name, const char *figure, const char *what,
+                const char *ceiling, double share)
 {
-    printf("  %-18s %-28s %s %s, %.0f%%\n", name, figure, what, ceiling, 100 * share);
+    printf("  %-18s %-28s %s ", name, figure, what);
+    if (r->s->measured_at)
+        printf("%s, %.0f%%\n", ceiling, 100 * share);
+    else
+        printf("roughly %s\n", ceiling);
 }
 
 /* "keep 30, select 4". */
@@ -105,20 +111,20 @@ static void print_rates(const step_report *r, const figures *f)
 {
     const plan_profile *top = &r->s->profile;
     char text[96];
-    row("model, 6N", rate(f->flops_6n, "FLOP/s").s, "of a GEMM's",
+    row(r, "model, 6N", rate(f->flops_6n, "FLOP/s").s, "of a GEMM's",
         rate(top->gemm_flops, "FLOP/s").s, f->flops_6n / top->gemm_flops);
-    row("model", rate(f->flops_model, "FLOP/s").s, "of a GEMM's", rate(top->gemm_flops, "FLOP/s").s,
-        f->flops_model / top->gemm_flops);
-    row("  while computing", rate(f->flops_busy, "FLOP/s").s, "of a GEMM's",
+    row(r, "model", rate(f->flops_model, "FLOP/s").s, "of a GEMM's",
+        rate(top->gemm_flops, "FLOP/s").s, f->flops_model / top->gemm_flops);
+    row(r, "  while computing", rate(f->flops_busy, "FLOP/s").s, "of a GEMM's",
         rate(top->gemm_flops, "FLOP/s").s, f->flops_busy / top->gemm_flops);
     snprintf(text, sizeof text, "%s at %s", human_bytes((int64_t)f->in_bytes).s,
              rate(f->in_rate, "B/s").s);
-    row("copy-in", text, "of", rate(top->copy_in, "B/s").s, f->in_rate / top->copy_in);
+    row(r, "copy-in", text, "of", rate(top->copy_in, "B/s").s, f->in_rate / top->copy_in);
     snprintf(text, sizeof text, "%s at %s", human_bytes((int64_t)f->out_bytes).s,
              rate(f->out_rate, "B/s").s);
-    row("copy-out", text, "of", rate(top->copy_out, "B/s").s, f->out_rate / top->copy_out);
-    row("optimizer", rate(f->update_rate, "param/s").s, "of", rate(f->update_ceiling, "param/s").s,
-        f->update_rate / f->update_ceiling);
+    row(r, "copy-out", text, "of", rate(top->copy_out, "B/s").s, f->out_rate / top->copy_out);
+    row(r, "optimizer", rate(f->update_rate, "param/s").s, "of",
+        rate(f->update_ceiling, "param/s").s, f->update_rate / f->update_ceiling);
 }
 
 void report_begin(const step_report *r)
@@ -129,7 +135,8 @@ void report_begin(const step_report *r)
            mt_dtype_name(r->s->compute));
     printf("optimizer  %s, %s\n", r->run->optimizer,
            r->run->max_grad_norm > 0 ? "clipping" : "no clipping");
-    printf("ceilings   by %s\n", session_profile_name(r->s).s);
+    printf("ceilings   by %s%s\n", session_profile_name(r->s).s,
+           r->s->measured_at ? "" : "; `megatrain bench hardware` makes better ones");
     printf("data       documents of %lld random tokens\n", (long long)r->run->max_seq_len);
     fflush(stdout);
 }

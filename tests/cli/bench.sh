@@ -158,9 +158,15 @@ write_run run.yaml
 cached=$XDG_CACHE_HOME/megatrain/profile-$(uname -n)-cpu.yaml
 mkdir -p "${cached%/*}"
 today=$(date -u -d "@$(sed -n 's/^measured_at: //p' here.yaml)" +%Y-%m-%d)
-expect 0 'ceilings   by a rough measurement' -- "${small[@]}" --tokens 64
+# Of a rough figure, which a run may pass, nothing is a share.
+rates='^  (model|  while computing|copy-in|copy-out|optimizer)'
+# shellcheck disable=SC2016
+expect 0 'ceilings   by a rough measurement; `megatrain bench hardware`' -- "${small[@]}" --tokens 64
+check 'six rough ceilings' test "$(grep -E "$rates" out | grep -c ' roughly [0-9.]* ')" = 6
+check 'no shares of them' test "$(grep -E "$rates" out | grep -c '%')" = 0
 cp here.yaml "$cached"
 expect 0 'ceilings   by the profile of' "$today" -- "${small[@]}" --tokens 64 --json bench.json
+check 'six shares' test "$(grep -E "$rates" out | grep -cE 'of.* [0-9.]+ .*, [0-9]+%$')" = 6
 check 'measured_at is that of the profile' test "$(number measured_at)" = \
     "$(sed -n 's/^measured_at: //p' here.yaml)"
 expect 0 'predicted' 'by the profile of' -- plan run.yaml
