@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Edit distance in three rows; sizes with units.
+ * Edit distance in three rows; sizes with units; texts.
  */
 #include "text.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { WORD_MAX = 63 };
@@ -90,4 +91,13 @@ size_t text_drop_mark(char *text, size_t n)
         return n;
     memmove(text, text + k, n - k + 1);
     return n - k;
+}
+
+void text_append(char *text, size_t size, const char *fmt, ...)
+{
+    size_t n = strlen(text);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text + n, size - n, fmt, args);
+    va_end(args);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How alike two words are: what "did you mean" needs; sizes as people write them; and how texts
- * begin.
+ * How alike two words are: what "did you mean" needs; sizes as people write them; how texts begin,
+ * and how they grow.
  */
 #ifndef MT_CORE_TEXT_H
 #define MT_CORE_TEXT_H
@@ -24,5 +24,8 @@ bool text_bytes(const char *text, int64_t *ret);
  * to which it does not belong; the NUL behind the n bytes moves along. Returns what is left of n.
  * [pure] */
 size_t text_drop_mark(char *text, size_t n);
+
+/* Appends to a string that has `size` bytes of room; what does not fit is cut. */
+void text_append(char *text, size_t size, const char *fmt, ...) MT_PRINTF(3, 4);
 
 #endif

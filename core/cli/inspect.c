@@ -52,7 +52,7 @@ static int32_t true_shape(const mt_param_info *p, int64_t ret[3])
     return n;
 }
 
-static const char *shape_text(const mt_param_info *p, char ret[160])
+static const char *shape_text(const mt_param_info *p, char ret[WEIGHTS_SHAPE])
 {
     int64_t dim[3];
     int32_t n = true_shape(p, dim);
@@ -157,7 +157,7 @@ static mt_status print_units(const model *m)
 
 static void print_template(const tpl *t)
 {
-    char shape[160], flags[64];
+    char shape[WEIGHTS_SHAPE], flags[64];
     printf("\ntemplate %s: %s forward GEMM FLOPs a token\n", t->name,
            human_count(t->gemm_flops_per_token).s);
     for (uint32_t i = 0; i < t->n_params; i++) {

@@ -5,6 +5,7 @@
 #include "card.h"
 
 #include "../base/status.h"
+#include "../base/text.h"
 #include "../manifest/config.h"
 #include "checkpoint.h"
 #include "files.h"
@@ -79,12 +80,12 @@ static void row(FILE *f, const char *what, const char *text)
 
 static void row_loss(FILE *f, const char *what, double loss, int64_t step)
 {
-    char text[96];
+    char text[128];
     if (!isfinite(loss))
         return;
-    int n = snprintf(text, sizeof text, "%.4f nats/token (perplexity %.3f)", loss, exp(loss));
+    snprintf(text, sizeof text, "%.4f nats/token (perplexity %.5g)", loss, exp(loss));
     if (step > 0)
-        snprintf(text + n, sizeof text - (size_t)n, ", after step %lld", (long long)step);
+        text_append(text, sizeof text, ", after step %lld", (long long)step);
     row(f, what, text);
 }
 

@@ -6,6 +6,7 @@
 
 #include "../base/log.h"
 #include "../base/status.h"
+#include "../base/text.h"
 #include "human.h"
 
 #include <fnmatch.h>
@@ -41,7 +42,7 @@ static mt_status reject_pattern(const mt_config *c, const char *key, const model
 {
     enum { MOST_NAMES = 3 };
     char name[NAME_SIZE], list[MOST_NAMES * NAME_SIZE] = "";
-    size_t best = 0, used = 0;
+    size_t best = 0;
     for (int pass = 0; pass < 2; pass++) { /* how like are they, then which are they */
         for (int32_t i = 0, listed = 0; i < m->n_params && listed < MOST_NAMES; i++) {
             const model_param *p = &m->params[i];
@@ -51,10 +52,8 @@ static mt_status reject_pattern(const mt_config *c, const char *key, const model
             if (pass == 0) {
                 best = n > best ? n : best;
             } else if (n == best) {
-                int w = snprintf(list + used, sizeof list - used, "%s%s", listed ? ", " : "",
-                                 full >= unit ? p->name : name);
-                used += w > 0 ? (size_t)w : 0;
-                listed++;
+                text_append(list, sizeof list, "%s%s", listed++ ? ", " : "",
+                            full >= unit ? p->name : name);
             }
         }
     }

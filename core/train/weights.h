@@ -39,8 +39,11 @@ void weights_lanes_finish(weights_lanes *l);
 /* Can masters be made of this dtype? */
 bool weights_is_float(mt_dtype t);
 
+/* Room for any shape of MT_TENSOR_MAX_DIMS dimensions. */
+enum { WEIGHTS_SHAPE = 192 };
+
 /* "[3, 4]" */
-const char *weights_shape(char text[160], int32_t ndim, const int64_t *dim);
+const char *weights_shape(char text[WEIGHTS_SHAPE], int32_t ndim, const int64_t *dim);
 
 /* Fails unless `info` has the shape `want`; names file, tensor, found and expected. */
 mt_status weights_check_shape(const mt_tensor_info *want, const mt_tensor_info *info,

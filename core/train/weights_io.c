@@ -6,6 +6,7 @@
 #include "weights_io.h"
 #include "../base/planes.h"
 #include "../base/status.h"
+#include "../base/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,12 +52,12 @@ bool weights_is_float(mt_dtype t)
     return t == MT_F32 || t == MT_BF16 || t == MT_F16 || t == MT_F64;
 }
 
-const char *weights_shape(char text[160], int32_t ndim, const int64_t *dim)
+const char *weights_shape(char text[WEIGHTS_SHAPE], int32_t ndim, const int64_t *dim)
 {
-    int n = snprintf(text, 160, "[");
+    snprintf(text, WEIGHTS_SHAPE, "[");
     for (int32_t i = 0; i < ndim && i < MT_TENSOR_MAX_DIMS; i++)
-        n += snprintf(text + n, 160 - (size_t)n, "%s%lld", i ? ", " : "", (long long)dim[i]);
-    snprintf(text + n, 160 - (size_t)n, "]");
+        text_append(text, WEIGHTS_SHAPE, "%s%lld", i ? ", " : "", (long long)dim[i]);
+    text_append(text, WEIGHTS_SHAPE, "]");
     return text;
 }
 
@@ -68,7 +69,7 @@ mt_status weights_check_shape(const mt_tensor_info *want, const mt_tensor_info *
         same = info->dim[i] == want->dim[i];
     if (same)
         return MT_OK;
-    char found[160], expected[160];
+    char found[WEIGHTS_SHAPE], expected[WEIGHTS_SHAPE];
     return status_set(MT_ERR_FORMAT,
                       "%s: tensor '%s' has shape %s, the model's has %s; are weights and "
                       "configuration of one model?",

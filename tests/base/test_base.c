@@ -97,6 +97,20 @@ static void test_distance(void)
     CHECK(text_nearest("b", one, 1) == -1, "one letter is not like another");
 }
 
+static void test_append(void)
+{
+    char text[8] = "", full[3] = "ab";
+    text_append(text, sizeof text, "%s", "abc");
+    text_append(text, sizeof text, "%d", 12);
+    CHECK(strcmp(text, "abc12") == 0, "%s", text);
+    text_append(text, sizeof text, "%s", "defg");
+    CHECK(strcmp(text, "abc12de") == 0, "%s", text);
+    text_append(text, sizeof text, "%s", "more");
+    CHECK(strcmp(text, "abc12de") == 0, "%s", text);
+    text_append(full, sizeof full, "%s", "c");
+    CHECK(strcmp(full, "ab") == 0, "%s", full);
+}
+
 /* ---- loops over all processors -------------------------------------------------------------- */
 
 enum { PIECES = 1000 };
@@ -449,6 +463,7 @@ int main(void)
     RUN(test_arena);
     RUN(test_status);
     RUN(test_distance);
+    RUN(test_append);
     RUN(test_parallel);
     RUN(test_ordered_hash);
     RUN(test_planes);

@@ -4,6 +4,7 @@
  * survives a kill, a full disk and a folder that cannot be written.
  */
 #include "../../core/base/parallel.h"
+#include "../../core/train/card.h"
 #include "../../core/train/checkpoint.h"
 #include "small_model.h"
 #include "support.h"
@@ -840,6 +841,28 @@ static void load_and_save(void)
     support_leave(folder);
 }
 
+/* A loss of a run that ran away has a perplexity of hundreds of digits. */
+static void card_of_a_large_loss(void)
+{
+    scene at = enter();
+    checkpoint_state s = { .step = 12, .loss = 700, .validation_loss = NAN, .best_step = 8 };
+    size_t n = 0;
+    s.best_validation_loss = 1.5;
+    CHECK(checkpoint_save(at.a, &s, &at.o, format, NULL, NULL) == MT_OK, "%s", status_text());
+    CHECK(card_write(".", "runs/checkpoints/step-000012", at.m, MT_BF16) == MT_OK, "%s",
+          status_text());
+    char *text = support_read("README.md", &n);
+    CHECK(strstr(text, "| training loss | 700.0000 nats/token (perplexity 1.0142e+304), after step "
+                       "12 |\n"),
+          "%s", text);
+    CHECK(!strstr(text, "| validation loss"), "%s", text);
+    CHECK(strstr(text, "| best validation loss | 1.5000 nats/token (perplexity 4.4817), after step "
+                       "8 |\n"),
+          "%s", text);
+    free(text);
+    leave(&at);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2)
@@ -859,5 +882,6 @@ int main(int argc, char **argv)
     RUN(many_blocks);
     RUN(bounded_memory);
     RUN(load_and_save);
+    RUN(card_of_a_large_loss);
     return check_done();
 }

@@ -4,6 +4,7 @@
  * must be there.
  */
 #include "../../core/train/checkpoint.h"
+#include "../../core/train/weights.h"
 #include "small_model.h"
 #include "support.h"
 
@@ -179,6 +180,20 @@ static void which_weights(void)
     support_leave(folder);
 }
 
+/* However long its dimensions are, a shape can be told. */
+static void shapes(void)
+{
+    const int64_t short_one[] = { 3, 4 };
+    int64_t dim[MT_TENSOR_MAX_DIMS];
+    char text[WEIGHTS_SHAPE];
+    CHECK(strcmp(weights_shape(text, 2, short_one), "[3, 4]") == 0, "%s", text);
+    CHECK(strcmp(weights_shape(text, 0, short_one), "[]") == 0, "%s", text);
+    for (int i = 0; i < MT_TENSOR_MAX_DIMS; i++)
+        dim[i] = i % 2 ? INT64_MAX : INT64_MIN;
+    size_t n = strlen(weights_shape(text, MT_TENSOR_MAX_DIMS, dim));
+    CHECK(n == 2 + 4 * 20 + 4 * 19 + 7 * 2 && text[n - 1] == ']', "%s", text);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2)
@@ -187,5 +202,6 @@ int main(int argc, char **argv)
     RUN(every_dtype);
     RUN(all_half_values);
     RUN(which_weights);
+    RUN(shapes);
     return check_done();
 }
