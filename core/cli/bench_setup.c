@@ -6,6 +6,7 @@
 
 #include "../base/rng.h"
 #include "../base/status.h"
+#include "../base/text.h"
 #include "../train/run_folder.h"
 
 #include <errno.h>
@@ -73,12 +74,13 @@ static bool begins_with_one(const char *text, const char *const *keys)
 /* "device, memory.* and optimizer.*" of "device=", "memory.", "optimizer.". */
 static void list_keys(const char *const *keys, char *text, size_t size)
 {
-    size_t at = 0;
-    for (; *keys && at < size; keys++) {
-        size_t n = strlen(*keys) - 1;
-        const char *before = at == 0 ? "" : keys[1] ? ", " : " and ";
-        at += (size_t)snprintf(text + at, size - at, "%s%.*s%s", before, (int)n, *keys,
-                               (*keys)[n] == '.' ? ".*" : "");
+    for (int i = 0; keys[i]; i++) {
+        size_t n = strlen(keys[i]) - 1;
+        text_append(text, size, "%s%.*s%s",
+                    i == 0        ? ""
+                    : keys[i + 1] ? ", "
+                                  : " and ",
+                    (int)n, keys[i], keys[i][n] == '.' ? ".*" : "");
     }
 }
 

@@ -9,6 +9,7 @@
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
 #include "../base/status.h"
+#include "../base/text.h"
 #include "../train/files.h"
 #include "bench_setup.h"
 
@@ -126,9 +127,8 @@ static mt_status choose_units(report *r, const char *name)
     if (r->n > 0)
         return MT_OK;
     char kinds[512] = "";
-    size_t n = 0;
-    for (int32_t i = 1; i < m->n_tpls && n < sizeof kinds; i++)
-        n += (size_t)snprintf(kinds + n, sizeof kinds - n, "%s%s", n ? ", " : "", m->tpls[i]->name);
+    for (int32_t i = 1; i < m->n_tpls; i++)
+        text_append(kinds, sizeof kinds, "%s%s", i > 1 ? ", " : "", m->tpls[i]->name);
     return status_set(MT_ERR_NOT_FOUND,
                       "--unit '%s' is neither one of the model's units '%s' to '%s' nor one of "
                       "their kinds: %s",

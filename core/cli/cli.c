@@ -59,12 +59,9 @@ const char *cli_nearest(const char *word, const char *const *names)
 /* "list, info or check". */
 static const char *list_names(const char *const *names, char *ret, size_t size)
 {
-    size_t used = 0;
     *ret = '\0';
-    for (int i = 0; names[i] && used < size; i++) {
-        const char *before = i == 0 ? "" : names[i + 1] ? ", " : " or ";
-        used += (size_t)snprintf(ret + used, size - used, "%s%s", before, names[i]);
-    }
+    for (int i = 0; names[i]; i++)
+        text_append(ret, size, "%s%s", i == 0 ? "" : names[i + 1] ? ", " : " or ", names[i]);
     return ret;
 }
 

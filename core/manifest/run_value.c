@@ -4,6 +4,8 @@
  */
 #include "run_value.h"
 
+#include "../base/text.h"
+
 #include <math.h>
 #include <stdio.h>
 
@@ -38,13 +40,8 @@ static const char *range_text(const run_key *k, double value, char *ret, size_t 
 static mt_status choice_error(const mt_config *c, const run_key *k, const node *n)
 {
     char list[TEXT_SIZE] = "";
-    size_t used = 0;
-    int32_t count = 0;
-    for (; k->choices[count]; count++) {
-        int w = snprintf(list + used, sizeof list - used, "%s%s", count ? ", " : "one of ",
-                         k->choices[count]);
-        used += w > 0 && (size_t)w < sizeof list - used ? (size_t)w : 0;
-    }
+    for (int32_t i = 0; k->choices[i]; i++)
+        text_append(list, sizeof list, "%s%s", i ? ", " : "one of ", k->choices[i]);
     return config_wrong(c, k->name, n, list);
 }
 

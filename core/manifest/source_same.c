@@ -4,6 +4,7 @@
  * compared, key by key; what stands there for people and other programs is not.
  */
 #include "../base/status.h"
+#include "../base/text.h"
 #include "node.h"
 #include "run.h"
 
@@ -13,7 +14,6 @@ enum { NAMED = 8, VALUE_SIZE = 96, TEXT_SIZE = 1400 };
 
 typedef struct comparison {
     char text[TEXT_SIZE]; /* the differences so far */
-    size_t used;
     int64_t n;
     node_mark first; /* where the first one stands now */
 } comparison;
@@ -68,9 +68,8 @@ static void add(comparison *c, const char *path, const node *now, const node *th
         return;
     describe(now, is);
     describe(then, was);
-    int put = snprintf(c->text + c->used, TEXT_SIZE - c->used, "%s'%.80s' is %s, but was %s",
-                       c->used ? "; " : "", path, is, was);
-    c->used = put > 0 && c->used + (size_t)put < TEXT_SIZE ? c->used + (size_t)put : TEXT_SIZE - 1;
+    text_append(c->text, TEXT_SIZE, "%s'%.80s' is %s, but was %s", c->n > 1 ? "; " : "", path, is,
+                was);
 }
 
 static void compare_maps(comparison *c, const char *path, const node *now, const node *then);

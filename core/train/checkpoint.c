@@ -7,6 +7,7 @@
 
 #include "../base/log.h"
 #include "../base/status.h"
+#include "../base/text.h"
 #include "checkpoint_files.h"
 #include "files.h"
 #include "human.h"
@@ -208,16 +209,12 @@ void checkpoint_list(const char *folder, char *ret, size_t size)
 {
     enum { SHOWN = 4 };
     step_list l = { 0 };
-    size_t n = 0;
-    if (list_steps(folder, &l) != MT_OK || l.n == 0)
-        snprintf(ret, size, "%s holds no complete checkpoint", folder);
-    else
-        n = (size_t)snprintf(ret, size, "%s holds", folder);
-    for (int64_t i = 0; n > 0 && n < size && i < l.n && i < SHOWN; i++)
-        n += (size_t)snprintf(ret + n, size - n, "%s step-%06lld", i ? "," : "",
-                              (long long)l.steps[i]);
-    if (n > 0 && n < size && l.n > SHOWN)
-        snprintf(ret + n, size - n, " and %lld older ones", (long long)(l.n - SHOWN));
+    bool known = list_steps(folder, &l) == MT_OK && l.n > 0;
+    snprintf(ret, size, "%s holds%s", folder, known ? "" : " no complete checkpoint");
+    for (int64_t i = 0; known && i < l.n && i < SHOWN; i++)
+        text_append(ret, size, "%s step-%06lld", i ? "," : "", (long long)l.steps[i]);
+    if (known && l.n > SHOWN)
+        text_append(ret, size, " and %lld older ones", (long long)(l.n - SHOWN));
     free(l.steps);
 }
 

@@ -4,6 +4,7 @@
  * whatever differs is named.
  */
 #include "../base/status.h"
+#include "../base/text.h"
 #include "checkpoint.h"
 #include "checkpoint_files.h"
 #include "files.h"
@@ -162,16 +163,14 @@ mt_status checkpoint_read_state(const char *folder, json_t **ret)
 /* "m (fp32), v (fp32)", or "none". */
 static const char *name_states(char text[256], const json_t *list)
 {
-    size_t i, n = 0;
+    size_t i;
     json_t *e;
-    snprintf(text, 256, "none");
+    snprintf(text, 256, "%s", json_array_size(list) ? "" : "none");
     json_array_foreach((json_t *)list, i, e)
     {
         const char *name = json_string_value(json_object_get(e, "name"));
         const char *dtype = json_string_value(json_object_get(e, "dtype"));
-        int put = snprintf(text + n, 256 - n, "%s%s (%s)", n ? ", " : "", name ? name : "?",
-                           dtype ? dtype : "?");
-        n = put > 0 && n + (size_t)put < 255 ? n + (size_t)put : 255;
+        text_append(text, 256, "%s%s (%s)", i ? ", " : "", name ? name : "?", dtype ? dtype : "?");
     }
     return text;
 }

@@ -117,16 +117,16 @@ static const char *template_of(const json_t *root)
 /* "alpaca, chatml, ...". */
 static const char *list_formats(const mt_chat *chat, char *ret, size_t size)
 {
-    size_t n = 0;
-    for (int32_t i = 0; chat->formats[i] && n < size; i++)
-        n += (size_t)snprintf(ret + n, size - n, "%s%s", i ? ", " : "", chat->formats[i]);
+    *ret = '\0';
+    for (int32_t i = 0; chat->formats[i]; i++)
+        text_append(ret, size, "%s%s", i ? ", " : "", chat->formats[i]);
     return ret;
 }
 
 /* The format that a template is, or at least looks like. */
 static const char *identify_template(const mt_chat *chat, const char *file, const char *template)
 {
-    char names[1024] = "";
+    char names[1024];
     int64_t n = (int64_t)strlen(template);
     const char *format = chat->identify(template, n);
     if (format)

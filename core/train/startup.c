@@ -6,9 +6,8 @@
 
 #include "../base/log.h"
 #include "../base/progress.h"
+#include "../base/text.h"
 #include "human.h"
-
-#include <stdio.h>
 
 void startup_begin(startup *s)
 {
@@ -47,18 +46,16 @@ const char *startup_name(startup_phase phase)
 void startup_log(const startup *s)
 {
     char line[640] = "";
-    size_t n = 0;
     for (int p = 0; p < STARTUP_PHASES; p++) {
         double t = s->seconds[p];
         if (t < 0.01)
             continue;
-        n += (size_t)snprintf(line + n, sizeof line - n, "%s%s %s", n ? ", " : "",
-                              startup_name((startup_phase)p), human_seconds(t).s);
+        text_append(line, sizeof line, "%s%s %s", line[0] ? ", " : "",
+                    startup_name((startup_phase)p), human_seconds(t).s);
         if (s->bytes[p])
-            n += (size_t)snprintf(line + n, sizeof line - n, " (%s, %s/s)",
-                                  human_bytes(s->bytes[p]).s,
-                                  human_bytes((int64_t)((double)s->bytes[p] / t)).s);
+            text_append(line, sizeof line, " (%s, %s/s)", human_bytes(s->bytes[p]).s,
+                        human_bytes((int64_t)((double)s->bytes[p] / t)).s);
     }
     log_write(MT_LOG_INFO, "start:  %s in all%s%s", human_seconds(startup_total(s)).s,
-              n ? ": " : "", line);
+              line[0] ? ": " : "", line);
 }

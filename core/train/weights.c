@@ -7,6 +7,7 @@
 
 #include "../base/log.h"
 #include "../base/status.h"
+#include "../base/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -219,18 +220,15 @@ void weights_match_destroy(weights_match *w)
 static mt_status name_layouts(const model_param *p, const name_list *names, const char *path)
 {
     char tried[700] = "";
-    size_t used = 0;
     for (uint32_t k = 0; k < p->info->n_layouts; k++) {
         const mt_param_layout *l = &p->info->layouts[k];
         presence found;
         mt_status status = look_at(p, k, names, &found);
         if (status)
             return status;
-        int n = snprintf(tried + used, sizeof tried - used,
-                         "%s'%s'%s (%lld of %lld tensors there, '%s' is not)", k ? "; " : "",
-                         l->sources[0].name, l->n_sources > 1 ? " ..." : "", (long long)found.there,
-                         (long long)found.wanted, found.missing);
-        used = n > 0 && used + (size_t)n < sizeof tried ? used + (size_t)n : sizeof tried - 1;
+        text_append(tried, sizeof tried, "%s'%s'%s (%lld of %lld tensors there, '%s' is not)",
+                    k ? "; " : "", l->sources[0].name, l->n_sources > 1 ? " ..." : "",
+                    (long long)found.there, (long long)found.wanted, found.missing);
     }
     return status_set(MT_ERR_FORMAT,
                       "%s: parameter '%s' stands there in none of its layouts: %s; are weights and "
