@@ -12,7 +12,6 @@
 #include "files.h"
 #include "human.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -125,23 +124,6 @@ out:
 
 /* ---- folders -------------------------------------------------------------------------------- */
 
-/* Calls fn for every entry of the folder until it fails. */
-static mt_status each_entry(const char *folder,
-                            mt_status (*fn)(void *arg, const char *folder, const char *name),
-                            void *arg)
-{
-    DIR *d = opendir(folder);
-    if (!d)
-        return status_set(errno == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO, "%s: cannot list: %s",
-                          folder, strerror(errno));
-    mt_status status = MT_OK;
-    struct dirent *e;
-    while (!status && (e = readdir(d)))
-        status = fn(arg, folder, e->d_name);
-    closedir(d);
-    return status;
-}
-
 /* What an interrupted save or rotation left. */
 static mt_status remove_stale(void *arg, const char *folder, const char *name)
 {
@@ -189,7 +171,7 @@ static int newest_first(const void *a, const void *b)
 /* Steps of the complete checkpoints in `folder`, newest first. */
 static mt_status list_steps(const char *folder, step_list *ret)
 {
-    mt_status status = each_entry(folder, collect_step, ret);
+    mt_status status = files_each(folder, collect_step, ret);
     if (!status && ret->n)
         qsort(ret->steps, (size_t)ret->n, sizeof *ret->steps, newest_first);
     return status;
@@ -324,7 +306,7 @@ static mt_status save(const store *s, const checkpoint_state *state, const check
         (status = make_path(aside, "%s/" TEMP_PREFIX "old-step-%06lld", o->folder, step)))
         return status;
     if ((status = files_make_folders(o->folder)) ||
-        (status = each_entry(o->folder, remove_stale, NULL)) || (status = check_space(s, o, map)) ||
+        (status = files_each(o->folder, remove_stale, NULL)) || (status = check_space(s, o, map)) ||
         (status = files_make_folders(temp)))
         return status;
     if ((status = fill_folder(s, state, o, map, format, write_config, arg, temp)) ||
@@ -357,7 +339,7 @@ mt_status checkpoint_save(const store *s, const checkpoint_state *state,
 
 mt_status checkpoint_tidy(const char *folder, int64_t best_step)
 {
-    mt_status status = each_entry(folder, remove_stale, NULL);
+    mt_status status = files_each(folder, remove_stale, NULL);
     return status || best_step <= 0 ? status : link_best(folder, best_step);
 }
 

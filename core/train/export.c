@@ -13,7 +13,6 @@
 #include "human.h"
 #include "weights_pass.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -451,13 +450,12 @@ mt_status export_copy_files(const char *base, const char *tokenizer, const char 
     return status;
 }
 
-static bool is_empty(DIR *d)
+static mt_status stop_at_first(void *arg, const char *folder, const char *name)
 {
-    struct dirent *e;
-    while ((e = readdir(d)))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            return false;
-    return true;
+    (void)arg;
+    (void)folder;
+    (void)name;
+    return MT_END;
 }
 
 /* Renaming would put the folder in the link's place, and not where it leads to. */
@@ -481,16 +479,12 @@ mt_status export_check_folder(const char *folder, bool replace)
     mt_status status = check_no_link(folder);
     if (status)
         return status;
-    DIR *d = opendir(folder);
-    if (!d && errno == ENOENT)
+    status = files_each(folder, stop_at_first, NULL);
+    if (status == MT_ERR_NOT_FOUND)
         return files_check_folder(folder);
-    if (!d && errno == ENOTDIR)
-        return status_set(MT_ERR_INVALID, "%s: is, or lies below, a file; name a folder", folder);
-    if (!d)
-        return status_set(MT_ERR_IO, "%s: cannot list: %s", folder, strerror(errno));
-    bool empty = is_empty(d);
-    closedir(d);
-    if (empty || (replace && card_is_ours(folder)))
+    if (status != MT_END)
+        return status;
+    if (replace && card_is_ours(folder))
         return MT_OK;
     return status_set(MT_ERR_INVALID,
                       "%s: the folder is not empty; export to a new one, or remove it first",

@@ -170,6 +170,29 @@ mt_status files_empty_folder(const char *path)
     return nftw(path, remove_below, 8, FTW_DEPTH | FTW_PHYS) != 0 ? io_fail(path, "empty") : MT_OK;
 }
 
+mt_status files_each(const char *folder,
+                     mt_status (*fn)(void *arg, const char *folder, const char *name), void *arg)
+{
+    DIR *d = opendir(folder);
+    if (!d && errno == ENOTDIR)
+        return status_set(MT_ERR_INVALID, "%s: is, or lies below, a file; name a folder", folder);
+    if (!d)
+        return status_set(errno == ENOENT ? MT_ERR_NOT_FOUND : MT_ERR_IO, "%s: cannot list: %s",
+                          folder, strerror(errno));
+    mt_status status = MT_OK;
+    struct dirent *e = NULL;
+    do {
+        errno = 0; /* which alone tells the end from a failure */
+        e = readdir(d);
+        if (!e && errno)
+            status = io_fail(folder, "list");
+        else if (e && strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            status = fn(arg, folder, e->d_name);
+    } while (e && !status);
+    closedir(d);
+    return status;
+}
+
 static mt_status sync_path(const char *path, int flags)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | flags);
@@ -185,21 +208,18 @@ mt_status files_sync_folder(const char *path)
     return sync_path(path, O_DIRECTORY);
 }
 
+static mt_status sync_file(void *arg, const char *folder, const char *name)
+{
+    char file[PATH_MAX];
+    (void)arg;
+    if ((size_t)snprintf(file, sizeof file, "%s/%s", folder, name) >= sizeof file)
+        return status_set(MT_ERR_INVALID, "%s/%s: the path is too long", folder, name);
+    return files_is_file(file) ? sync_path(file, 0) : MT_OK;
+}
+
 mt_status files_sync_contents(const char *path)
 {
-    DIR *d = opendir(path);
-    if (!d)
-        return io_fail(path, "list");
-    mt_status status = MT_OK;
-    struct dirent *e;
-    while (!status && (e = readdir(d))) {
-        char file[PATH_MAX];
-        if ((size_t)snprintf(file, sizeof file, "%s/%s", path, e->d_name) >= sizeof file)
-            status = status_set(MT_ERR_INVALID, "%s/%s: the path is too long", path, e->d_name);
-        else if (files_is_file(file))
-            status = sync_path(file, 0);
-    }
-    closedir(d);
+    mt_status status = files_each(path, sync_file, NULL);
     return status ? status : files_sync_folder(path);
 }
 

@@ -16,6 +16,11 @@ mt_status files_remove_tree(const char *path);
 /* Removes all that is in a folder. */
 mt_status files_empty_folder(const char *path);
 
+/* Calls fn for every name in a folder, in any order, until it fails, and returns what it returned.
+ * MT_ERR_NOT_FOUND when there is no such folder. */
+mt_status files_each(const char *folder,
+                     mt_status (*fn)(void *arg, const char *folder, const char *name), void *arg);
+
 /* Flushes a folder's entries, or everything in it (one level) as well, to the disk. */
 mt_status files_sync_folder(const char *path);
 mt_status files_sync_contents(const char *path);

@@ -6,10 +6,13 @@
 #include "../../core/base/parallel.h"
 #include "../../core/train/card.h"
 #include "../../core/train/checkpoint.h"
+#include "../../core/train/export.h"
+#include "../../core/train/files.h"
 #include "small_model.h"
 #include "support.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -121,6 +124,22 @@ static void expect_equal(const store *a, const store *b, bool with_states)
     }
     if (with_states)
         CHECK(store_hash(a) == store_hash(b), "hashes");
+}
+
+/* Stands before the C library's: from this name of a folder on, counted from 1, listing fails; 0:
+ * it does not. */
+static int unlisted_from;
+
+struct dirent *readdir(DIR *d)
+{
+    struct dirent *(*next)(DIR *);
+    *(void **)&next = dlsym(RTLD_NEXT, "readdir");
+    if (unlisted_from != 1) {
+        unlisted_from -= unlisted_from > 1;
+        return next(d);
+    }
+    errno = EIO;
+    return NULL;
 }
 
 static int count_entries(const char *path)
@@ -841,6 +860,33 @@ static void load_and_save(void)
     support_leave(folder);
 }
 
+/* A folder that a disk fails to list is not one that holds nothing: a run would begin anew, and an
+ * export replace what is there. */
+static void unlisted_folder(void)
+{
+    scene at = enter();
+    char path[256];
+    int64_t n = -1;
+    for (int64_t step = 1; step <= 3; step++)
+        CHECK(save_at(at.a, step, &at.o) == MT_OK, "%s", status_text());
+    for (int name = 1; name <= 5; name++) {
+        unlisted_from = name;
+        CHECK(checkpoint_latest(at.o.folder, path, sizeof path) == MT_ERR_IO &&
+                  support_says("runs/checkpoints: cannot list: Input/output error"),
+              "from name %d on", name);
+        unlisted_from = name;
+        CHECK(checkpoint_count(at.o.folder, &n) == MT_ERR_IO && n == -1, "%d", (int)n);
+        unlisted_from = name;
+        CHECK(files_sync_contents(at.o.folder) == MT_ERR_IO, " ");
+    }
+    unlisted_from = 1;
+    CHECK(export_check_folder("runs", true) == MT_ERR_IO, " ");
+    unlisted_from = 0;
+    CHECK(export_check_folder("runs", true) == MT_ERR_INVALID && support_says("not empty"), " ");
+    CHECK(checkpoint_count(at.o.folder, &n) == MT_OK && n == 3, "%d", (int)n);
+    leave(&at);
+}
+
 /* A loss of a run that ran away has a perplexity of hundreds of digits. */
 static void card_of_a_large_loss(void)
 {
@@ -882,6 +928,7 @@ int main(int argc, char **argv)
     RUN(many_blocks);
     RUN(bounded_memory);
     RUN(load_and_save);
+    RUN(unlisted_folder);
     RUN(card_of_a_large_loss);
     return check_done();
 }
