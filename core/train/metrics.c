@@ -67,7 +67,8 @@ static mt_status find_cut(const metrics *m, FILE *f, const metrics_resume *r, in
         bool is_eval = false;
         number++;
         if (!parse_line(line, (size_t)n, &step, &is_eval)) {
-            if (getline(&line, &room, f) > 0)
+            n = getline(&line, &room, f);
+            if (n > 0)
                 st = status_set(MT_ERR_FORMAT,
                                 "%s:%lld: is no line of metrics, but others follow; mend the file "
                                 "or move it elsewhere",
@@ -81,23 +82,24 @@ static mt_status find_cut(const metrics *m, FILE *f, const metrics_resume *r, in
         *ret_has_eval = is_eval && step == r->step;
         keep += n;
     }
+    if (n < 0 && !feof(f)) /* what is not read would be cut off */
+        st = status_set(MT_ERR_IO, "%s: cannot read: %s", m->path, strerror(errno));
     free(line);
     *ret_keep = keep;
     return st;
 }
 
-/* Opens the file and locks it; MT_ERR_INVALID: another process has. */
-static mt_status open_locked(const char *path, int *ret)
+/* Opens the file and locks it; -1 with errno, which is EWOULDBLOCK where another process has. */
+static int open_locked(const char *path)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return MT_ERR_IO;
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        int error = errno;
         close(fd);
-        return MT_ERR_INVALID;
+        errno = error;
+        return -1;
     }
-    *ret = fd;
-    return MT_OK;
+    return fd;
 }
 
 mt_status metrics_open(const char *path, metrics **ret)
@@ -109,21 +111,22 @@ mt_status metrics_open(const char *path, metrics **ret)
         free(m);
         return status_nomem("metrics", sizeof *m);
     }
-    m->fd = -1;
-    mt_status st = open_locked(path, &m->fd);
-    if (st == MT_ERR_IO)
-        status_set(st, "%s: cannot open: %s; set output_dir to a folder that you can write to",
-                   path, strerror(errno));
-    else if (st != MT_OK)
-        status_set(st,
-                   "%s: another process is training in this run folder; stop it, or set "
-                   "output_dir to another folder",
-                   path);
-    if (st == MT_OK)
+    m->fd = open_locked(path);
+    if (m->fd >= 0) {
         *ret = m;
-    else
-        metrics_close(m);
-    return st;
+        return MT_OK;
+    }
+    int error = errno;
+    metrics_close(m);
+    if (error == EWOULDBLOCK)
+        return status_set(MT_ERR_INVALID,
+                          "%s: another process is training in this run folder; stop it, or set "
+                          "output_dir to another folder",
+                          path);
+    return status_set(MT_ERR_IO,
+                      "%s: cannot open and lock: %s; set output_dir to a folder that you can write "
+                      "to, on a file system that has locks",
+                      path, strerror(error));
 }
 
 static mt_status cannot_cut(const metrics *m, int64_t keep)
@@ -211,12 +214,11 @@ static void hold_line(metrics *m)
 static bool find_file(metrics *m)
 {
     struct stat st;
-    int fd = -1;
     if (fstat(m->fd, &st) == 0 && st.st_nlink > 0)
         return true;
-    mt_status opened = open_locked(m->path, &fd);
-    if (opened != MT_OK) {
-        errno = opened == MT_ERR_INVALID ? EBUSY : errno;
+    int fd = open_locked(m->path);
+    if (fd < 0) {
+        errno = errno == EWOULDBLOCK ? EBUSY : errno;
         return false;
     }
     log_write(MT_LOG_WARNING, "%s: was removed, and begins anew with the lines that come now",

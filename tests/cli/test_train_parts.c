@@ -13,11 +13,14 @@
 
 #include "../check.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -343,6 +346,36 @@ static void metrics_are_cut_to_the_checkpoint(void)
     CHECK(strcmp(after_resume((metrics_resume){ 2, true }, &has_eval), S1) == 0);
 }
 
+/* Lines that a disk fails to bring are not cut off. */
+static void metrics_that_cannot_be_read(void)
+{
+    metrics *m = NULL;
+    bool has_eval = false;
+    CHECK(metrics_open("/proc/self/mem", &m) == MT_OK, "%s", status_text());
+    CHECK(metrics_cut(m, &(metrics_resume){ 2, true }, &has_eval) == MT_ERR_IO);
+    CHECK(strcmp(status_text(), "/proc/self/mem: cannot read: Input/output error") == 0, "%s",
+          status_text());
+    metrics_close(m);
+}
+
+/* Stands before the C library's. */
+static int lock_error;
+
+int flock(int fd, int operation)
+{
+    errno = lock_error;
+    return lock_error ? -1 : (int)syscall(SYS_flock, fd, operation);
+}
+
+static void metrics_that_cannot_be_locked(void)
+{
+    metrics *m = NULL;
+    lock_error = ENOLCK;
+    CHECK(metrics_open(metrics_path, &m) == MT_ERR_IO && !m);
+    CHECK(strstr(status_text(), "lock: No locks available; set output_dir"), "%s", status_text());
+    lock_error = 0;
+}
+
 /* The evaluations after these steps, one a line, are all there is. */
 static void check_lines(const char *path, int from, int to)
 {
@@ -534,6 +567,8 @@ int main(void)
     RUN(text_is_valid_utf8);
     RUN(terminals_get_no_control_characters);
     RUN(metrics_are_cut_to_the_checkpoint);
+    RUN(metrics_that_cannot_be_read);
+    RUN(metrics_that_cannot_be_locked);
     RUN(metrics_lines_are_json);
     RUN(metrics_wait_for_a_disk);
     RUN(metrics_wait_in_little_memory);
