@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NOISE_BYTES = 4 << 20, MAX_EDGE = 8192, HEAD_DIM = 128, MAX_BUFFERS = 16 };
+enum { MAX_EDGE = 8192, HEAD_DIM = 128, MAX_BUFFERS = 16 };
 
 /* What a measurement holds; everything of it is freed between two of them. */
 typedef struct rig {
@@ -23,7 +23,7 @@ typedef struct rig {
     const mt_backend *b;
     void *device;
     const hardware_options *options;
-    void *noise; /* NOISE_BYTES of host memory */
+    void *noise; /* of the dtype that is measured */
     void *buffer[MAX_BUFFERS];
     int64_t bytes[MAX_BUFFERS];
     int n;
@@ -50,20 +50,6 @@ static void release(rig *r)
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-/* Numbers in +-1: zeros would run faster than real data, and cooler. */
-static void fill_noise(void *noise, mt_dtype dtype)
-{
-    uint32_t seed = 1;
-    for (int64_t i = 0; i < NOISE_BYTES / mt_dtype_size(dtype); i++) {
-        seed = seed * 1664525u + 1013904223u;
-        float x = (float)(seed >> 8) / (1 << 23) - 1.0f;
-        if (dtype == MT_BF16)
-            ((uint16_t *)noise)[i] = mt_f32_to_bf16(x);
-        else
-            ((float *)noise)[i] = x;
-    }
-}
-
 /* A tensor with the noise's numbers, which must be of the same dtype. */
 static mt_status tensor(rig *r, int64_t rows, int64_t cols, mt_dtype dtype, mt_tensor *ret)
 {
@@ -72,9 +58,7 @@ static mt_status tensor(rig *r, int64_t rows, int64_t cols, mt_dtype dtype, mt_t
     mt_status st = take(r, bytes, &data);
     if (st < 0)
         return st;
-    for (int64_t at = 0; at < bytes; at += NOISE_BYTES)
-        r->b->copy_in(r->device, r->p.queue, (char *)data + at, r->noise,
-                      bytes - at < NOISE_BYTES ? bytes - at : NOISE_BYTES);
+    probe_put_noise(&r->p, r->noise, data, bytes);
     *ret = (mt_tensor){ data, rows, cols, cols, dtype, 0 };
     return MT_OK;
 }
@@ -410,14 +394,17 @@ static mt_status measure_compute(rig *r, hardware *h)
         int64_t edge = 0;
         if (!(h->device.compute_dtypes & 1u << dtypes[i]))
             continue;
-        fill_noise(r->noise, dtypes[i]);
-        st = find_edge(r, dtypes[i], &edge);
+        st = probe_make_noise(&r->p, dtypes[i], &r->noise);
+        if (st == MT_OK)
+            st = find_edge(r, dtypes[i], &edge);
         if (st == MT_OK)
             st = measure_gemms(r, dtypes[i], edge, h);
         if (st == MT_OK)
             st = measure_attentions(r, dtypes[i], edge, h);
         if (st == MT_OK)
             st = measure_scan(r, dtypes[i], edge, h);
+        probe_free_noise(&r->p, r->noise);
+        r->noise = NULL;
     }
     return st;
 }
@@ -440,11 +427,6 @@ mt_status hardware_measure(const mt_backend *b, void *device, const hardware_opt
     mt_status st = probe_open(b, device, &r.p);
     if (st < 0)
         goto out;
-    st = b->host_alloc(device, NOISE_BYTES, &r.noise);
-    if (st < 0) {
-        r.noise = NULL;
-        goto out;
-    }
     st = hardware_measure_host(b, device, options, h);
     if (st == MT_OK)
         st = measure_copies(&r, h);
@@ -457,8 +439,6 @@ mt_status hardware_measure(const mt_backend *b, void *device, const hardware_opt
 out:
     if (r.p.b)
         release(&r);
-    if (r.noise)
-        b->host_free(device, r.noise, NOISE_BYTES);
     probe_close(&r.p);
     free(h);
     return st;

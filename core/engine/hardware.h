@@ -95,6 +95,8 @@ bool hardware_set_deterministic(const mt_backend *b, void *device, bool on);
 /* Fills cpus, host_memory, memory[] and, where the backend allocates it, pin. */
 mt_status hardware_measure_host(const mt_backend *b, void *device, const hardware_options *options,
                                 hardware *h);
+/* Bytes/s of hardware_host::update by all processors, roughly, in little memory. [main] */
+mt_status hardware_time_update(const mt_backend *b, void *device, double *ret);
 /* Fills disk_*. */
 mt_status hardware_measure_disk(const hardware_options *options, hardware *h);
 

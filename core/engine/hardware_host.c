@@ -189,28 +189,73 @@ static void touch(void *arg, int32_t index, int32_t n)
     memset(h->from + from * 64, 1, (size_t)((to - from) * 64));
 }
 
-static mt_status measure_threads(void *memory, int64_t bytes, int32_t threads, hardware_host *ret)
+static mt_status time_copy(char *memory, int64_t bytes, int32_t threads, double *ret)
 {
-    int64_t groups = bytes / GROUP_BYTES, lines = groups;
+    halves h = { memory, memory + bytes / 2, bytes / 2 };
+    double seconds;
+    mt_status st = team_run(threads, ROUNDS, stream_copy, &h, &seconds);
+    if (st == MT_OK)
+        *ret = 2 * (double)h.bytes / seconds;
+    return st;
+}
+
+static mt_status time_update(void *memory, int64_t bytes, int32_t threads, double *ret)
+{
+    int64_t lines = bytes / GROUP_BYTES;
     line *l = memory;
-    planes p = { .groups = groups - FETCH_AHEAD }; /* so that nothing past the end is fetched */
+    planes p = { .groups = lines - FETCH_AHEAD }; /* so that nothing past the end is fetched */
     p.hi = l;
     p.lo = l + lines;
     p.grad = l + 2 * lines;
     p.m = l + 4 * lines;
     p.v = l + 6 * lines;
-    halves h = { memory, (char *)memory + bytes / 2, bytes / 2 };
     double seconds;
-    mt_status st = team_run(threads, ROUNDS, stream_copy, &h, &seconds);
+    mt_status st = team_run(threads, ROUNDS, stream_update, &p, &seconds);
+    if (st == MT_OK)
+        *ret = 28.0 * GROUP_ELEMS * (double)p.groups / seconds;
+    return st;
+}
+
+static int32_t most_threads(void)
+{
+    int64_t cpus = machine_cpus();
+    return cpus > MAX_THREADS ? MAX_THREADS : (int32_t)cpus;
+}
+
+/* Memory to measure with, `bytes` of it where the host has them to spare, touched by all threads.
+ */
+static mt_status make_memory(const mt_backend *b, void *device, int64_t bytes, void **ret,
+                             int64_t *ret_bytes)
+{
+    int64_t available = host_memory_available();
+    double seconds;
+    if (bytes > available / 4)
+        bytes = available / 4;
+    bytes = bytes / 4096 * 4096;
+    if (bytes < 1 << 20)
+        return status_set(MT_ERR_NOMEM, "%lld bytes of host memory are too few to measure with",
+                          (long long)available);
+    mt_status st = b->host_alloc(device, bytes, ret);
+    if (st < 0)
+        return status_prefix(st, "measuring host memory");
+    st = team_run(most_threads(), 1, touch, &(halves){ *ret, NULL, bytes }, &seconds);
+    if (st < 0)
+        b->host_free(device, *ret, bytes);
+    *ret_bytes = bytes;
+    return st;
+}
+
+mt_status hardware_time_update(const mt_backend *b, void *device, double *ret)
+{
+    const int64_t each = 16 << 20, most = 1 << 30;
+    int64_t bytes = each * most_threads();
+    void *memory;
+    mt_status st = make_memory(b, device, bytes < most ? bytes : most, &memory, &bytes);
     if (st < 0)
         return st;
-    ret->threads = threads;
-    ret->copy = 2 * (double)h.bytes / seconds;
-    st = team_run(threads, ROUNDS, stream_update, &p, &seconds);
-    if (st < 0)
-        return st;
-    ret->update = 28.0 * GROUP_ELEMS * (double)p.groups / seconds;
-    return MT_OK;
+    st = time_update(memory, bytes, most_threads(), ret);
+    b->host_free(device, memory, bytes);
+    return st;
 }
 
 mt_status hardware_measure_host(const mt_backend *b, void *device, const hardware_options *options,
@@ -218,30 +263,25 @@ mt_status hardware_measure_host(const mt_backend *b, void *device, const hardwar
 {
     h->cpus = machine_cpus();
     h->host_memory = host_memory_available();
-    /* More than caches hold. */
-    int64_t bytes = (int64_t)(options->quick ? 16 : 1024) << 20;
-    if (bytes > h->host_memory / 4)
-        bytes = h->host_memory / 4;
-    bytes = bytes / 4096 * 4096;
-    if (bytes < 1 << 20)
-        return status_set(MT_ERR_NOMEM, "%lld bytes of host memory are too few to measure with",
-                          (long long)h->host_memory);
     if (options->progress)
         options->progress("host memory");
-    int32_t all = h->cpus > MAX_THREADS ? MAX_THREADS : (int32_t)h->cpus;
-    const int32_t threads[HARDWARE_THREADS] = { 1, all / 2, all };
-    void *memory = NULL;
-    double from = probe_now(), seconds;
-    mt_status st = b->host_alloc(device, bytes, &memory);
+    const int32_t all = most_threads(), threads[HARDWARE_THREADS] = { 1, all / 2, all };
+    int64_t bytes = (int64_t)(options->quick ? 16 : 1024) << 20; /* more than caches hold */
+    void *memory;
+    double from = probe_now();
+    mt_status st = make_memory(b, device, bytes, &memory, &bytes);
     if (st < 0)
-        return status_prefix(st, "measuring host memory");
-    st = team_run(all, 1, touch, &(halves){ memory, NULL, bytes }, &seconds);
+        return st;
     h->pin = (double)bytes / (probe_now() - from);
-    for (int i = 0; i < HARDWARE_THREADS && st == MT_OK; i++)
-        if (threads[i] > (h->n_threads ? h->memory[h->n_threads - 1].threads : 0)) {
-            st = measure_threads(memory, bytes, threads[i], &h->memory[h->n_threads]);
-            h->n_threads++;
-        }
+    for (int i = 0; i < HARDWARE_THREADS && st == MT_OK; i++) {
+        if (threads[i] <= (h->n_threads ? h->memory[h->n_threads - 1].threads : 0))
+            continue;
+        hardware_host *m = &h->memory[h->n_threads++];
+        m->threads = threads[i];
+        st = time_copy(memory, bytes, threads[i], &m->copy);
+        if (st == MT_OK)
+            st = time_update(memory, bytes, threads[i], &m->update);
+    }
     b->host_free(device, memory, bytes);
     return st;
 }

@@ -4,30 +4,20 @@
  * recurrence, a copy each way, and a pass over host memory by every processor, each the best of
  * several.
  */
-#include "plan.h"
+#include "hardware.h"
 
 #include "../base/status.h"
 #include "probe.h"
 
-#include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum {
-    COPY_BYTES = 32 << 20,
-    DEVICE_BYTES = 256 << 20,
-    SWEEP_FLOATS = 4 << 20,
-    MAX_THREADS = 128,
-    MAX_EDGE = 8192
-};
+enum { COPY_BYTES = 32 << 20, DEVICE_BYTES = 256 << 20, MAX_EDGE = 8192 };
 
-enum { REPETITIONS = 5 };
 static const double long_enough = 0.003; /* s */
 
 /* FLOP/s of y = x w^T, edge x edge x edge, growing until one call takes long enough to time. */
-static mt_status measure_gemm(const probe *p, mt_dtype compute, double *ret)
+static mt_status measure_gemm(const probe *p, const void *noise, mt_dtype compute, double *ret)
 {
     const mt_kernel *k = p->b->kernel(p->device, "linear");
     if (!k)
@@ -38,7 +28,7 @@ static mt_status measure_gemm(const probe *p, mt_dtype compute, double *ret)
         mt_status st = p->b->device_alloc(p->device, 3 * bytes, &memory);
         if (st < 0)
             return st;
-        p->b->fill(p->device, p->queue, memory, 0, 3 * bytes);
+        probe_put_noise(p, noise, memory, 2 * bytes);
         probe_kernel c = { k,
                            { .struct_size = sizeof c.call,
                              .pass = MT_PASS_EVAL,
@@ -78,8 +68,9 @@ enum { ATTN_DIM = 128, ATTN_DOCUMENT = 1024, ATTN_TOKENS = 8192 };
 
 /* One size of attention: `tokens` tokens in documents of up to 1024, with that many heads of 128.
  */
-static mt_status time_attention(const probe *p, const mt_kernel *k, mt_dtype compute,
-                                int64_t tokens, int32_t heads, double *ret_seconds)
+static mt_status time_attention(const probe *p, const void *noise, const mt_kernel *k,
+                                mt_dtype compute, int64_t tokens, int32_t heads,
+                                double *ret_seconds)
 {
     enum { TENSORS = 8 }; /* q, k, v, out, and a gradient of each */
     const mt_attn_attr attr = {
@@ -103,7 +94,7 @@ static mt_status time_attention(const probe *p, const mt_kernel *k, mt_dtype com
     memory = got;
     for (int64_t d = 0; d <= tokens / length; d++)
         host[d] = (int32_t)(d * length);
-    p->b->fill(p->device, p->queue, memory, 0, bytes);
+    probe_put_noise(p, noise, memory, TENSORS * each);
     int32_t *doc_starts = (int32_t *)(memory + TENSORS * each + aux);
     p->b->copy_in(p->device, p->queue, doc_starts, host, starts);
     probe_kernel c = { k,
@@ -149,7 +140,8 @@ out:
 
 /* FLOP/s of attention, of which backward has 2.5 times as many as forward: kernels reach a share of
  * a GEMM's that differs from one to the other. */
-static mt_status measure_attention(const probe *p, mt_dtype compute, plan_profile *ret)
+static mt_status measure_attention(const probe *p, const void *noise, mt_dtype compute,
+                                   plan_profile *ret)
 {
     const mt_kernel *k = p->b->kernel(p->device, "attention");
     if (!k || !k->backward) {
@@ -159,7 +151,7 @@ static mt_status measure_attention(const probe *p, mt_dtype compute, plan_profil
     for (int64_t tokens = 256;; tokens *= 2) {
         int32_t heads = tokens > 1024 ? (int32_t)(tokens / 256) : 4;
         double seconds[2] = { 1, 1 };
-        mt_status st = time_attention(p, k, compute, tokens, heads, seconds);
+        mt_status st = time_attention(p, noise, k, compute, tokens, heads, seconds);
         if (st < 0)
             return st;
         if (seconds[0] < long_enough && tokens < ATTN_TOKENS)
@@ -240,58 +232,25 @@ static mt_status measure_device(const probe *p, double *ret)
     return MT_OK;
 }
 
-static void *sweep(void *arg)
-{
-    float *x = arg;
-    for (int64_t i = 0; i < SWEEP_FLOATS; i++)
-        x[i] = x[i] * 0.5f + 1.0f;
-    return NULL;
-}
-
-/* Bytes/s that every processor together reads and writes, as the optimizer does. */
-static mt_status measure_host(double *ret)
-{
-    pthread_t thread[MAX_THREADS];
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    int n = online < 1 ? 1 : online > MAX_THREADS ? MAX_THREADS : (int)online;
-    float *x = calloc((size_t)n * SWEEP_FLOATS, sizeof *x);
-    if (!x)
-        return status_nomem("measuring host memory", (size_t)n * SWEEP_FLOATS * sizeof *x);
-    int started = 0;
-    double best = 0;
-    for (int round = 0; round < REPETITIONS; round++) { /* the first one touches the pages */
-        double from = probe_now();
-        started = 0;
-        while (started < n - 1 && pthread_create(&thread[started], NULL, sweep,
-                                                 x + (int64_t)(started + 1) * SWEEP_FLOATS) == 0)
-            started++;
-        sweep(x);
-        for (int i = 0; i < started; i++)
-            pthread_join(thread[i], NULL);
-        best =
-            fmax(best, 2.0 * sizeof(float) * SWEEP_FLOATS * (started + 1) / (probe_now() - from));
-    }
-    free(x);
-    *ret = best;
-    return MT_OK;
-}
-
 mt_status plan_measure(const mt_backend *backend, void *device, mt_dtype compute, plan_profile *ret)
 {
     plan_profile f = { 0 };
     probe p = { 0 };
+    void *noise = NULL;
     mt_status st = probe_open(backend, device, &p);
     if (st < 0)
         return st;
-    st = measure_gemm(&p, compute, &f.gemm_flops);
+    st = probe_make_noise(&p, compute, &noise);
     if (st == MT_OK)
-        st = measure_attention(&p, compute, &f);
+        st = measure_gemm(&p, noise, compute, &f.gemm_flops);
+    if (st == MT_OK)
+        st = measure_attention(&p, noise, compute, &f);
     if (st == MT_OK)
         st = measure_recurrence(&p, compute, &f);
     if (st == MT_OK)
         st = measure_copies(&p, &f);
     if (st == MT_OK)
-        st = measure_host(&f.host_bandwidth);
+        st = hardware_time_update(backend, device, &f.host_bandwidth);
     mt_device_info info = { .struct_size = sizeof info };
     backend->info(device, &info);
     f.device_bandwidth = f.host_bandwidth;
@@ -299,6 +258,7 @@ mt_status plan_measure(const mt_backend *backend, void *device, mt_dtype compute
         st = measure_device(&p, &f.device_bandwidth);
     if (st == MT_OK)
         st = backend->error(device);
+    probe_free_noise(&p, noise);
     probe_close(&p);
     if (st < 0)
         return st;

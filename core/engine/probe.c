@@ -60,6 +60,42 @@ double probe_best(const probe *p, void (*enqueue)(const probe *, const void *), 
     return best;
 }
 
+mt_status probe_make_noise(const probe *p, mt_dtype dtype, void **ret)
+{
+    uint32_t seed = 1;
+    mt_status st = p->b->host_alloc(p->device, PROBE_NOISE_BYTES, ret);
+    if (st < 0) {
+        *ret = NULL;
+        return st;
+    }
+    for (int64_t i = 0; i < PROBE_NOISE_BYTES / mt_dtype_size(dtype); i++) {
+        seed = seed * 1664525u + 1013904223u;
+        float x = (float)(seed >> 8) / (1 << 23) - 1.0f;
+        if (dtype == MT_BF16)
+            ((uint16_t *)*ret)[i] = mt_f32_to_bf16(x);
+        else if (dtype == MT_F64)
+            ((double *)*ret)[i] = x;
+        else
+            ((float *)*ret)[i] = x;
+    }
+    return MT_OK;
+}
+
+void probe_free_noise(const probe *p, void *noise)
+{
+    if (!noise)
+        return;
+    p->b->queue_sync(p->device, p->queue);
+    p->b->host_free(p->device, noise, PROBE_NOISE_BYTES);
+}
+
+void probe_put_noise(const probe *p, const void *noise, void *to, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at += PROBE_NOISE_BYTES)
+        p->b->copy_in(p->device, p->queue, (char *)to + at, noise,
+                      bytes - at < PROBE_NOISE_BYTES ? bytes - at : PROBE_NOISE_BYTES);
+}
+
 void probe_enqueue_kernel(const probe *p, const void *kernel_call)
 {
     const probe_kernel *k = kernel_call;

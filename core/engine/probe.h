@@ -24,6 +24,15 @@ void probe_close(probe *p); /* accepts { 0 } */
 double probe_best(const probe *p, void (*enqueue)(const probe *p, const void *arg),
                   const void *arg);
 
+/* Numbers in +-1 for what is multiplied: zeros would run faster than real data, and cooler. */
+enum { PROBE_NOISE_BYTES = 4 << 20 };
+
+/* Host memory of the backend's with PROBE_NOISE_BYTES of them, in a compute dtype. [main] */
+mt_status probe_make_noise(const probe *p, mt_dtype dtype, void **ret);
+void probe_free_noise(const probe *p, void *noise); /* accepts NULL */
+/* Enqueues copies of it that fill `bytes` of device memory. [main] */
+void probe_put_noise(const probe *p, const void *noise, void *to, int64_t bytes);
+
 /* A kernel call for probe_best. */
 typedef struct probe_kernel {
     const mt_kernel *kernel;

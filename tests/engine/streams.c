@@ -651,13 +651,16 @@ static void the_plan_prints(void)
  * busy machine does to it. */
 static const mt_backend *steady;
 static mt_kernel counted;
-static int64_t linears, copies[2];
+static int64_t linears, zeros, copies[2];
 static uint64_t clock_ns;
 enum { LINEAR_NS = 10 * 1000 * 1000, COPY_NS = 1000 * 1000, HELD_UP_NS = 1000 * 1000 * 1000 };
 
 static void count_linear(void *device, void *queue, const mt_op_call *call)
 {
+    const float *x = call->in[0].data, *w = call->in[1].data;
     clock_ns += LINEAR_NS + (++linears % 2 ? HELD_UP_NS : 0);
+    for (int64_t i = 0; i < call->in[0].rows * call->in[0].cols; i++)
+        zeros += (x[i] == 0) + (w[i] == 0);
     steady->kernel(device, "linear")->forward(device, queue, call);
 }
 
@@ -719,6 +722,8 @@ static void a_measurement_is_the_best_of_several(void)
     double want = 2.0 * 256 * 256 * 256 / (LINEAR_NS * 1e-9);
     CHECK(fabs(f.gemm_flops - want) < 1e-6 * want, "%g FLOP/s, not %g", f.gemm_flops, want);
     CHECK(copies[0] == 5 && copies[1] == 5);
+    CHECK(linears > 0 && zeros == 0, "%lld zeros, which devices multiply faster than real data",
+          (long long)zeros);
     /* 256 tokens, 4 heads of 128: four FLOPs a pair and dimension forward, ten backward. */
     want = 256.0 * 257 / 2 * 4 * 4 * 128 / (LINEAR_NS * 1e-9);
     CHECK(fabs(f.attn_flops - want) < 1e-6 * want, "%g FLOP/s, not %g", f.attn_flops, want);
