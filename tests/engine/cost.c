@@ -248,6 +248,9 @@ static void copies_go_group_by_group(void)
     TAKES(r, slow_out, false, grad_bytes(p) / 2 / 1e9, "copy-out");
 }
 
+/* What a copied byte takes of what the workers reach. */
+static const double share = 2.0 / 3;
+
 /* Copies and the optimizer pull at host memory together; sums of groups add theirs. */
 static void host_memory_is_shared(void)
 {
@@ -257,19 +260,21 @@ static void host_memory_is_shared(void)
     r.groups = 4;
     r.gradients = PLAN_GRADIENTS_DEVICE;
     r.gradient_dtype = MT_BF16;
-    TAKES(r, f, false, (26 * params + 4 * in_bytes(p) + grad_bytes(p) / 2) / 0.9e9, "host memory");
+    TAKES(r, f, false, (26 * params + share * (4 * in_bytes(p) + grad_bytes(p) / 2)) / 1e9,
+          "host memory");
     r.gradient_dtype = MT_F32;
     r.gradients = PLAN_GRADIENTS_HOST;
     TAKES(r, f, false,
-          (28 * params + 4 * in_bytes(p) + 4 * grad_bytes(p) + 3 * 12 * grad_bytes(p) / 4) / 0.9e9,
+          (28 * params + share * 4 * (in_bytes(p) + grad_bytes(p)) + 3 * 12 * grad_bytes(p) / 4) /
+              1e9,
           "host memory");
 }
 
-/* A step with 3 s of compute, and host memory with which the optimizer takes 1.6 s. */
+/* A step with 3 s of compute, and host memory with which the optimizer takes 1.8 s. */
 static plan_profile three_seconds(void)
 {
     MACHINE(f, m->gemm_flops = forward_of(small_model()).gemm / 0.9,
-            m->host_bandwidth = (double)small_model()->total_params * 28 / 1.6 / 0.9);
+            m->host_bandwidth = (double)small_model()->total_params * 28 / 1.8);
     return f;
 }
 
@@ -277,16 +282,16 @@ static plan_profile three_seconds(void)
 static void clipping_leaves_one_forward_to_hide_behind(void)
 {
     plan_profile f = three_seconds();
-    double bandwidth = f.host_bandwidth * 0.9;
+    double bandwidth = f.host_bandwidth / share;
     plan_request r = one_group;
-    TAKES(r, f, false, 1.6 + weight_bytes(p) / bandwidth + 2.0, "compute");
+    TAKES(r, f, false, 1.8 + weight_bytes(p) / bandwidth + 2.0, "compute");
     plan *made = plan_of(small_model(), r, &f, false);
-    CHECK(fabs(made->optimizer_seconds - 1.6) < 1e-9 && fabs(made->compute_seconds - 3) < 1e-9,
+    CHECK(fabs(made->optimizer_seconds - 1.8) < 1e-9 && fabs(made->compute_seconds - 3) < 1e-9,
           "%g, %g", made->optimizer_seconds, made->compute_seconds);
     plan_destroy(made);
     /* Gradients that were held until then leave beside it. */
     r.gradients = PLAN_GRADIENTS_HELD;
-    TAKES(r, f, false, 1.6 + (weight_bytes(p) + grad_bytes(p)) / bandwidth + 2.0, "host memory");
+    TAKES(r, f, false, 1.8 + (weight_bytes(p) + grad_bytes(p)) / bandwidth + 2.0, "host memory");
 }
 
 /* Without it the last backward hides the optimizer as well, but never the groups between. */
@@ -298,7 +303,7 @@ static void without_clipping_two_passes_hide_the_optimizer(void)
     TAKES(r, f, false, 3.0, "compute");
     r.groups = 4;
     r.gradients = PLAN_GRADIENTS_DEVICE;
-    TAKES(r, f, false, 0.75 * 3.0 + 1.6 + (in_bytes(p) + grad_bytes(p)) / (f.host_bandwidth * 0.9),
+    TAKES(r, f, false, 0.75 * 3.0 + 1.8 + share * (in_bytes(p) + grad_bytes(p)) / f.host_bandwidth,
           "host memory");
 }
 
@@ -308,7 +313,7 @@ static void on_a_device_that_is_the_host_all_takes_turns(void)
     plan_request r = one_group;
     r.max_grad_norm = 0;
     r.gradients = PLAN_GRADIENTS_DEVICE;
-    TAKES(r, f, true, 3.0 + 1.6, "compute");
+    TAKES(r, f, true, 3.0 + 1.8, "compute");
 }
 
 int main(void)
