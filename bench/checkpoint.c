@@ -132,7 +132,7 @@ static double raw_read(const char *folder, int flags, bool cold)
     for (int32_t i = 0; i < r.n; i++)
         pieces += (r.bytes[i] + PIECE - 1) / PIECE;
     double began = progress_now();
-    require(parallel_io(pieces, raw_piece, &r), "reading");
+    require(parallel_run(parallel_io_threads(pieces), pieces, raw_piece, &r), "reading");
     double rate = (double)r.total / (progress_now() - began);
     raw_close(&r);
     return rate;
@@ -148,8 +148,9 @@ static double raw_write(const char *folder, int64_t bytes)
         snprintf(path[i], PATH_MAX, "%s/raw-%d", folder, i);
         r.fd[i] = open(path[i], O_WRONLY | O_CREAT | O_TRUNC, 0666);
     }
+    int64_t pieces = bytes / PIECE;
     double began = progress_now();
-    require(parallel_io(bytes / PIECE, raw_piece, &r), "writing");
+    require(parallel_run(parallel_io_threads(pieces), pieces, raw_piece, &r), "writing");
     for (int i = 0; i < FILES; i++)
         if (fsync(r.fd[i]) < 0)
             perror("fsync");

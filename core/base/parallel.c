@@ -65,11 +65,11 @@ int32_t parallel_io_threads(int64_t n)
     return limit(twice > LEAST ? twice : LEAST, n);
 }
 
-static mt_status run_on(int32_t threads, int64_t n, parallel_body body, void *arg)
+mt_status parallel_run(int32_t threads, int64_t n, parallel_body body, void *arg)
 {
     loop l = { .body = body, .arg = arg, .n = n, .failed = n, .lock = PTHREAD_MUTEX_INITIALIZER };
     pthread_t thread[PARALLEL_MAX_THREADS];
-    int32_t want = threads - 1, started = 0;
+    int32_t want = limit(threads, n) - 1, started = 0;
     while (started < want && pthread_create(&thread[started], NULL, take_pieces, &l) == 0)
         started++;
     take_pieces(&l);
@@ -81,10 +81,5 @@ static mt_status run_on(int32_t threads, int64_t n, parallel_body body, void *ar
 
 mt_status parallel_for(int64_t n, parallel_body body, void *arg)
 {
-    return run_on(parallel_threads(n), n, body, arg);
-}
-
-mt_status parallel_io(int64_t n, parallel_body body, void *arg)
-{
-    return run_on(parallel_io_threads(n), n, body, arg);
+    return parallel_run(parallel_threads(n), n, body, arg);
 }

@@ -195,7 +195,7 @@ static mt_status run(batch *b)
     if (b->way->writer && !b->serial)
         qsort(b->blocks, (size_t)b->n_blocks, sizeof *b->blocks, by_turn);
     if (!b->serial)
-        status = parallel_io(b->n_blocks, pass_block_of, b);
+        status = parallel_run(b->lanes.n, b->n_blocks, pass_block_of, b);
     for (int64_t i = 0; i < b->n_blocks && b->serial && !status; i++)
         status = pass_block_of(b, i, 0);
     clear(b);

@@ -151,6 +151,35 @@ static void test_parallel(void)
     CHECK(begun >= 301 && begun <= 301 + PARALLEL_MAX_THREADS, "%d begun", begun);
 }
 
+typedef struct meeting {
+    pthread_barrier_t all;
+    _Atomic uint32_t threads; /* a bit for each */
+} meeting;
+
+static mt_status meet(void *arg, int64_t i, int32_t thread)
+{
+    meeting *m = arg;
+    (void)i;
+    m->threads |= 1u << thread;
+    pthread_barrier_wait(&m->all);
+    return MT_OK;
+}
+
+/* As many threads as were asked for, whatever the machine has: they have buffers of their own. */
+static void test_parallel_threads(void)
+{
+    for (int32_t n = 1; n <= PARALLEL_MAX_THREADS; n++) {
+        meeting m = { .threads = 0 };
+        pthread_barrier_init(&m.all, NULL, (unsigned)n);
+        CHECK(parallel_run(n, n, meet, &m) == MT_OK && m.threads == (1u << n) - 1, "%d: %x", n,
+              m.threads);
+        m.threads = 0;
+        CHECK(parallel_run(PARALLEL_MAX_THREADS + 1, n, meet, &m) == MT_OK);
+        CHECK(m.threads == (1u << n) - 1, "%d pieces: %x", n, m.threads);
+        pthread_barrier_destroy(&m.all);
+    }
+}
+
 /* Many at once are what they are one by one, whatever their number. */
 static void test_planes(void)
 {
@@ -465,6 +494,7 @@ int main(void)
     RUN(test_distance);
     RUN(test_append);
     RUN(test_parallel);
+    RUN(test_parallel_threads);
     RUN(test_ordered_hash);
     RUN(test_planes);
     RUN(test_philox);
