@@ -120,15 +120,16 @@ static mt_status read_piece(void *arg, int64_t i, int32_t thread)
 static mt_status read_rate(const weight_files *f, int flags, double *ret)
 {
     reading r = { .files = f, .flags = flags };
+    const int32_t threads = parallel_io_threads(f->pieces);
     mt_status st = MT_OK;
-    for (int i = 0; i < PARALLEL_MAX_THREADS && st == MT_OK; i++)
+    for (int i = 0; i < threads && st == MT_OK; i++)
         if (!(r.buffer[i] = aligned_alloc(DIRECT_ALIGN, PIECE)))
             st = status_nomem("reading", PIECE);
     double began = progress_now();
     if (st == MT_OK)
-        st = parallel_for(f->pieces, read_piece, &r);
+        st = parallel_run(threads, f->pieces, read_piece, &r);
     double seconds = progress_now() - began;
-    for (int i = 0; i < PARALLEL_MAX_THREADS; i++)
+    for (int i = 0; i < threads; i++)
         free(r.buffer[i]);
     if (st == MT_OK)
         *ret = (double)f->bytes / seconds;
