@@ -10,7 +10,7 @@
 
 #include <stdio.h>
 
-enum { MAX_TIMEOUT = 24 * 60 * 60 };
+enum { DEFAULT_TIMEOUT = 60, MAX_TIMEOUT = 24 * 60 * 60 };
 
 static void print_provides(const plugin_record *r)
 {
@@ -68,7 +68,7 @@ static int run_plugins(const cli_command *self, int argc, char **argv)
 {
     static const char *const verbs[] = { "list", "info", "check", NULL };
     cli_list dirs = { 0 };
-    int64_t timeout = 60;
+    int64_t timeout = INT64_MIN; /* not given */
     const cli_option options[] = { { "timeout", CLI_INT, &timeout, "SECONDS",
                                      "check: for each test (60)" },
                                    CLI_PLUGIN_DIR(&dirs),
@@ -85,6 +85,9 @@ static int run_plugins(const cli_command *self, int argc, char **argv)
         return cli_usage(self, "list takes no argument, but '%s' was given", argv[1]);
     if (!list && words != 2)
         return cli_usage(self, info ? "info needs one plugin's name" : "check needs one file");
+    if (!check && timeout != INT64_MIN)
+        return cli_usage(self, "--timeout is for check");
+    timeout = timeout == INT64_MIN ? DEFAULT_TIMEOUT : timeout;
     if (timeout < 1 || timeout > MAX_TIMEOUT)
         return cli_usage(self, "--timeout must be from 1 to %d seconds, not %lld", MAX_TIMEOUT,
                          (long long)timeout);

@@ -251,7 +251,8 @@ static mt_status run_request(const request *q)
 
 static int check_labels(const cli_command *self, const request *q, char **words, int n_words)
 {
-    if (q->no_special || q->literal || q->pieces || q->decode || q->count || q->output)
+    if (q->no_special || q->literal || q->pieces || q->decode || q->count || q->output ||
+        q->separator)
         return cli_usage(self, "--show-labels shows what training sees; other options but "
                                "--chat-format and --documents do not apply");
     if (q->documents < 1 && q->documents != NOT_GIVEN)

@@ -233,6 +233,8 @@ expect 2 "--init must be pretrained or random, not 'zero'" -- export model.yaml 
 expect 2 "--precision must be auto, fp32 or bf16, not 'fp16'" -- generate model.yaml --precision fp16
 expect 2 "--dtype must be bf16 or fp32, not 'int8'" -- export model.yaml -o x --dtype=int8
 expect 2 '--timeout must be from 1 to 86400 seconds, not 4294967297' -- plugins check x.so --timeout 4294967297
+expect 2 '--timeout is for check' -- plugins list --timeout 5
+expect 2 '--timeout is for check' -- plugins info llama --timeout 60
 expect 2 "unknown 'x'; expected list, info or check" -- plugins x
 expect 2 "unknown 'lost'; did you mean 'list'?" -- plugins lost
 expect 2 "unknown 'disk'; expected hardware, step, unit or start" -- bench disk

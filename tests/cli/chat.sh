@@ -102,6 +102,10 @@ echo '{"model_type": "llama", "chat_format": "alpaca"}' >named-model/config.json
 expect 0 '### Instruction:' -- tokenize --tokenizer named-model --file chat.jsonl --show-labels --documents 1
 expect 1 "did you mean 'train_on'" -- tokenize --tokenizer model --file chat.jsonl \
     --chat-format chatml --show-labels trainon=last
+for option in --no-special --literal --pieces --count --decode '-o x.bin' '--separator none'; do
+    # shellcheck disable=SC2086 # an option and its value
+    expect 2 '--show-labels shows what training sees' -- tokenize --tokenizer model --show-labels $option
+done
 expect 1 'the standard input is empty' -- tokenize --tokenizer model --show-labels
 labels --chat-format chatml
 mv out from-file
