@@ -125,6 +125,11 @@ static mt_status choose_length(work *w)
                           "%lld token%s of prompt and %lld to generate are more than the model's "
                           "%lld positions; lower --max-tokens to %lld or shorten the prompt",
                           n, n == 1 ? "" : "s", most, positions, positions - n);
+    if (positions > 0 && w->q->context > positions)
+        return status_set(MT_ERR_INVALID,
+                          "--context %lld is more than the model's %lld positions; lower it, or "
+                          "leave it out for as many as there are, up to %d",
+                          (long long)w->q->context, positions, DEFAULT_CONTEXT);
     w->most = w->talk.max_tokens = most;
     return MT_OK;
 }
@@ -206,9 +211,8 @@ static mt_status start(work *w)
 {
     const request *q = w->q;
     int64_t positions = w->s.model->max_positions;
-    int64_t context = q->context == NOT_GIVEN ? DEFAULT_CONTEXT : q->context;
-    if (positions > 0 && context > positions)
-        context = positions;
+    int64_t most = positions > 0 && positions < DEFAULT_CONTEXT ? positions : DEFAULT_CONTEXT;
+    int64_t context = q->context == NOT_GIVEN ? most : q->context;
     bool dialogue = is_dialogue(q);
     const generation_options options = {
         .sampling = q->sampling,

@@ -256,6 +256,9 @@ if command -v script >/dev/null; then
             /dev/null | tr -d '\r' >out
     check 'a conversation that is too long: said' grep -q 'there is room for 60; begin anew' out
     check 'and gone on with' grep -q 'Blue, like the sky.' out
+    script -qec "'$megatrain' generate run --chat --device cpu --context 100000" /dev/null </dev/null >out
+    check 'a conversation longer than the model has positions' test $? = 1
+    check 'is refused' grep -q -- "--context 100000 is more than the model's [0-9]* positions; lower it" out
 fi
 
 # ---- usage --------------------------------------------------------------------------------------
