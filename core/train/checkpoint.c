@@ -248,8 +248,10 @@ static mt_status publish(const char *temp, const char *final, const char *aside)
 {
     if (renameat2(AT_FDCWD, temp, AT_FDCWD, final, RENAME_NOREPLACE) == 0)
         return MT_OK;
-    if (errno == EEXIST && renameat2(AT_FDCWD, temp, AT_FDCWD, final, RENAME_EXCHANGE) == 0)
-        return files_remove_tree(temp);
+    if (errno == EEXIST && renameat2(AT_FDCWD, temp, AT_FDCWD, final, RENAME_EXCHANGE) == 0) {
+        files_discard(temp);
+        return MT_OK;
+    }
     if (files_is_folder(final) && rename(final, aside) < 0)
         return status_set(MT_ERR_IO, "%s: cannot replace: %s", final, strerror(errno));
     if (rename(temp, final) < 0) {
@@ -259,7 +261,8 @@ static mt_status publish(const char *temp, const char *final, const char *aside)
             log_write(MT_LOG_ERROR, "the earlier checkpoint is now %s", aside);
         return status;
     }
-    return files_remove_tree(aside);
+    files_discard(aside);
+    return MT_OK;
 }
 
 /* ---- the interface -------------------------------------------------------------------------- */
@@ -311,10 +314,8 @@ static mt_status save(const store *s, const checkpoint_state *state, const check
         return status;
     if ((status = fill_folder(s, state, o, map, format, write_config, arg, temp)) ||
         (status = publish(temp, final, aside))) {
-        char text[1024]; /* the reason, not what cleaning up may meet */
-        snprintf(text, sizeof text, "%s", status_text());
-        files_remove_tree(temp);
-        return status_set(status, "%s", text);
+        files_discard(temp);
+        return status;
     }
     if ((status = files_sync_folder(o->folder)))
         return status;

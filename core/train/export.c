@@ -562,8 +562,10 @@ static mt_status publish(const char *temp, const char *folder, bool replace)
 {
     if (rename(temp, folder) == 0)
         return MT_OK;
-    if (replace && renameat2(AT_FDCWD, temp, AT_FDCWD, folder, RENAME_EXCHANGE) == 0)
-        return files_remove_tree(temp);
+    if (replace && renameat2(AT_FDCWD, temp, AT_FDCWD, folder, RENAME_EXCHANGE) == 0) {
+        files_discard(temp);
+        return MT_OK;
+    }
     return status_set(MT_ERR_IO, "%s: cannot rename into place: %s", folder, strerror(errno));
 }
 
@@ -619,14 +621,10 @@ mt_status export_model(const model_source *source, const model *m, const mt_weig
         status = fill(source, m, format, o, temp, &bytes);
     if (!status)
         status = publish(temp, o->folder, o->replace);
-    if (!status) {
+    if (!status)
         *ret_bytes = bytes;
-        close(lock);
-        return MT_OK;
-    }
-    char text[1024]; /* the reason, not what cleaning up may meet */
-    snprintf(text, sizeof text, "%s", status_text());
-    files_remove_tree(temp);
+    else
+        files_discard(temp);
     close(lock);
-    return status_set(status, "%s", text);
+    return status;
 }

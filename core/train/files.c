@@ -4,6 +4,7 @@
  */
 #include "files.h"
 
+#include "../base/log.h"
 #include "../base/status.h"
 
 #include <dirent.h>
@@ -156,6 +157,16 @@ mt_status files_remove_tree(const char *path)
     if (nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
         return io_fail(path, "remove");
     return MT_OK;
+}
+
+void files_discard(const char *path)
+{
+    char text[2048];
+    snprintf(text, sizeof text, "%s", status_text());
+    if (files_remove_tree(path) == MT_OK)
+        return;
+    log_write(MT_LOG_WARNING, "%s", status_text());
+    status_set(MT_OK, "%s", text);
 }
 
 static int remove_below(const char *path, const struct stat *st, int flag, struct FTW *ftw)

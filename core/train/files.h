@@ -13,6 +13,10 @@ mt_status files_make_folders(const char *path);
 /* Removes a file or a folder with all that is in it; MT_OK when there is none. */
 mt_status files_remove_tree(const char *path);
 
+/* The same for what nobody needs any more: a failure is a warning in the log, and the error text
+ * stays what it was. */
+void files_discard(const char *path);
+
 /* Removes all that is in a folder. */
 mt_status files_empty_folder(const char *path);
 
