@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Writing, checking and mapping token caches.
+ * Writing, checking and opening token caches.
  */
 #include "cache.h"
 #include "folder.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 /* Raised whenever the same input would give other content. */
@@ -51,22 +50,30 @@ static bool cache_path(const char *folder, uint64_t key, char path[PATH_SIZE])
            PATH_SIZE;
 }
 
-static void point(cache *c)
+/* Takes the descriptor. `path` is "" for a file without a name. */
+static mt_status set_file(int fd, size_t size, const char *path, cache *c)
 {
-    const layout l = lay_out(&c->facts);
-    const char *base = c->base;
-    c->tokens = base + sizeof(cache_header);
-    c->trained = (const uint8_t *)base + l.trained;
-    c->offsets = (const uint64_t *)(const void *)(base + l.offsets);
+    const char *name = *path ? path : "the token cache in temporary files";
+    c->file = (doc_file){ .fd = fd,
+                          .size = size,
+                          .path = strdup(name),
+                          .remedy = *path ? "remove it, and it is made anew"
+                                          : "choose a folder for it with data.cache" };
+    if (c->file.path)
+        return MT_OK;
+    if (fd >= 0)
+        close(fd);
+    return mt_fail_nomem();
 }
 
-static mt_status map_file(int fd, size_t size, const char *folder, cache *ret)
+static void set_facts(cache *c, const cache_facts *facts, uint64_t hash)
 {
-    void *base = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
-    if (base == MAP_FAILED)
-        return folder_error(folder, "map");
-    *ret = (cache){ .base = base, .size = size };
-    return MT_OK;
+    const layout l = lay_out(facts);
+    c->facts = *facts;
+    c->hash = hash;
+    c->tokens = sizeof(cache_header);
+    c->trained = l.trained;
+    c->offsets = l.offsets;
 }
 
 /* NULL when header and size agree with each other and with the key, else what is wrong. */
@@ -83,22 +90,6 @@ static const char *check_header(const cache_header *h, uint64_t size, uint64_t k
     return NULL;
 }
 
-/* Hashes what follows the header and lets go of it on the way, so that a large cache does not count
- * as memory of this process. */
-static uint64_t hash_mapped(const cache *c, XXH3_state_t *state)
-{
-    const size_t step = 16 << 20;
-    char *base = c->base;
-    XXH3_64bits_reset(state);
-    for (size_t at = 0; at < c->size; at += step) {
-        size_t from = at ? at : sizeof(cache_header);
-        size_t to = c->size - at < step ? c->size : at + step;
-        XXH3_64bits_update(state, base + from, to - from);
-        (void)madvise(base + at, to - at, MADV_DONTNEED);
-    }
-    return XXH3_64bits_digest(state);
-}
-
 /* The payload's hash, computed or remembered for this very file. */
 static mt_status hash_payload(const char *folder, const cache *c, const struct stat *st,
                               uint64_t *ret)
@@ -109,36 +100,34 @@ static mt_status hash_payload(const char *folder, const cache *c, const struct s
     XXH3_64bits_reset(state);
     folder_stamp(state, st);
     uint64_t stamp = XXH3_64bits_digest(state);
-    bool settled = folder_settled(st);
-    if (!settled || !folder_recall(folder, stamp, ret)) {
-        *ret = hash_mapped(c, state);
-        if (settled)
-            folder_remember(folder, stamp, *ret);
-    }
     XXH3_freeState(state);
-    return MT_OK;
+    bool settled = folder_settled(st);
+    if (settled && folder_recall(folder, stamp, ret))
+        return MT_OK;
+    mt_status status = doc_file_hash(&c->file, sizeof(cache_header), ret);
+    if (!status && settled)
+        folder_remember(folder, stamp, *ret);
+    return status;
 }
 
-/* Maps the file and says what is wrong with it as a cache of `key`: NULL for nothing. */
-static mt_status check_file(int fd, const char *folder, uint64_t key, cache *c,
-                            const char **ret_wrong)
+/* Says what is wrong with the open file as a cache of `key`: NULL for nothing. */
+static mt_status check_file(const char *folder, uint64_t key, cache *c, const char **ret_wrong)
 {
     struct stat st;
     uint64_t hash = 0;
     cache_header h;
-    if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < sizeof h) {
+    if (fstat(c->file.fd, &st) < 0 || (uint64_t)st.st_size < sizeof h) {
         *ret_wrong = "it is cut";
         return MT_OK;
     }
-    mt_status status = map_file(fd, (size_t)st.st_size, folder, c);
+    c->file.size = (size_t)st.st_size;
+    mt_status status = doc_file_read(&c->file, 0, sizeof h, &h);
     if (status)
         return status;
-    memcpy(&h, c->base, sizeof h);
-    c->facts = h.facts;
-    c->hash = h.payload_hash;
-    *ret_wrong = check_header(&h, (uint64_t)st.st_size, key);
+    *ret_wrong = check_header(&h, c->file.size, key);
     if (*ret_wrong || (status = hash_payload(folder, c, &st, &hash)))
         return status;
+    set_facts(c, &h.facts, h.payload_hash);
     *ret_wrong = hash == c->hash ? NULL : "its content is damaged";
     return MT_OK;
 }
@@ -151,10 +140,10 @@ mt_status cache_open(const char *folder, uint64_t key, cache *ret)
     int fd = cache_path(folder, key, path) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (fd < 0)
         return MT_ERR_NOT_FOUND;
-    mt_status status = check_file(fd, folder, key, &c, &wrong);
-    close(fd);
+    mt_status status = set_file(fd, 0, path, &c);
+    if (!status)
+        status = check_file(folder, key, &c, &wrong);
     if (!status && !wrong) {
-        point(&c);
         *ret = c;
         return MT_OK;
     }
@@ -168,24 +157,8 @@ mt_status cache_open(const char *folder, uint64_t key, cache *ret)
 
 void cache_close(cache *c)
 {
-    if (c->base)
-        munmap(c->base, c->size);
+    doc_file_close(&c->file);
     *c = (cache){ 0 };
-}
-
-int64_t cache_count_trained(const uint8_t *trained, int64_t from, int64_t to)
-{
-    int64_t n = 0;
-    for (; from < to && from % 64; from++)
-        n += trained[from / 8] >> (from % 8) & 1;
-    for (; from + 64 <= to; from += 64) {
-        uint64_t word;
-        memcpy(&word, trained + from / 8, sizeof word);
-        n += __builtin_popcountll(word);
-    }
-    for (; from < to; from++)
-        n += trained[from / 8] >> (from % 8) & 1;
-    return n;
 }
 
 /* ---- writing -------------------------------------------------------------------------------- */
@@ -358,16 +331,17 @@ mt_status cache_finish(cache_writer *w, const cache_facts *facts, cache *ret)
     if (!status)
         status = put_header(w);
     if (!status)
-        status = map_file(fileno(w->file), (size_t)lay_out(&w->facts).end, w->folder, &c);
+        status = set_file(fcntl(fileno(w->file), F_DUPFD_CLOEXEC, 0), lay_out(&w->facts).end,
+                          w->path, &c);
+    if (!status && c.file.fd < 0)
+        status = folder_error(w->folder, "open");
     if (!status && w->part[0] && rename(w->part, w->path) < 0)
         status = folder_error(w->folder, "rename");
     if (status) {
         cache_close(&c);
     } else {
         w->part[0] = '\0';
-        c.facts = w->facts;
-        c.hash = XXH3_64bits_digest(w->hash);
-        point(&c);
+        set_facts(&c, &w->facts, XXH3_64bits_digest(w->hash));
         *ret = c;
     }
     cache_abort(w);

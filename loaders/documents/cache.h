@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The token cache: one file a dataset, written once, then mapped.
+ * The token cache: one file a dataset, written once, then read.
  *
  * A file is a header, then the tokens (2 or 4 bytes each), one bit a token (trained, with
  * encode.h's mark of documents), and the offset of each document's first token (8 bytes, with the
@@ -11,6 +11,7 @@
 #define DOCUMENTS_CACHE_H
 
 #include "documents.h"
+#include "file.h"
 
 /* What was found while the documents were made. */
 typedef struct cache_facts {
@@ -22,15 +23,11 @@ typedef struct cache_facts {
     int32_t width;     /* bytes of a token: 2 or 4 */
 } cache_facts;
 
-/* A mapped cache. */
 typedef struct cache {
     cache_facts facts;
     uint64_t hash; /* of tokens, marks and offsets */
-    const void *tokens;
-    const uint8_t *trained;  /* bit i of byte i / 8 */
-    const uint64_t *offsets; /* [documents + 1] */
-    void *base;
-    size_t size;
+    doc_file file;
+    size_t tokens, trained, offsets; /* bytes of the file before each part */
 } cache;
 
 /* Opens FOLDER/KEY.tokens. MT_ERR_NOT_FOUND when there is none that can be used: one that is
@@ -45,12 +42,9 @@ typedef struct cache_writer cache_writer;
 mt_status cache_create(const char *folder, uint64_t key, int32_t width, cache_writer **ret);
 /* Appends a document of n tokens, at least one. */
 mt_status cache_append(cache_writer *w, const int32_t *ids, const uint8_t *trained, int64_t n);
-/* Completes the file and maps it; of `facts`, those that the writer does not know itself. The
+/* Completes the file and opens it; of `facts`, those that the writer does not know itself. The
  * writer is gone, also on failure. */
 mt_status cache_finish(cache_writer *w, const cache_facts *facts, cache *ret);
 void cache_abort(cache_writer *w); /* removes what was written; accepts NULL */
-
-/* Number of trained tokens from token `from` up to `to`. [pure] */
-int64_t cache_count_trained(const uint8_t *trained, int64_t from, int64_t to);
 
 #endif

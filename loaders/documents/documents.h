@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The documents loader: conversations, instructions and text of .jsonl, .json and text files, made
- * into tokens once and kept in a cache that training maps; and .bin files of tokens.
+ * into tokens once and kept in a cache that training reads; and .bin files of tokens.
  *
  *     options    the keys of the run manifest's `data` section
  *     reader     files  -> records (a line, an element of a JSON array, a stretch of text)
@@ -11,7 +11,8 @@
  *     cache      that file
  *     folder     where it lies, and what other files held when they were last read
  *     token_file .bin files
- *     source     a dataset as mapped tokens, from the cache or from .bin files
+ *     file       reading what is kept in files, and going through it
+ *     source     a dataset as tokens, of the cache or of .bin files
  *     samples    tokens -> samples of at most max_seq_len + 1
  *     stream     datasets, weights, splits, ranks, order: the interface
  */

@@ -16,11 +16,12 @@ typedef struct sample {
 enum { SAMPLE_PLANE_SHIFT = 40 }; /* 10^12 tokens a plane, 16 million planes */
 
 typedef struct samples {
-    sample *items;
-    int64_t n, capacity;
-    int fd;         /* of the memory's file, -1 for plain memory */
+    sample *items; /* NULL: in `file` */
+    doc_file file;
+    int64_t n;
     int64_t tokens; /* inputs and targets of all samples: the sum of n - 1 */
     int64_t targets;
+    int64_t most;    /* n of the longest sample */
     int64_t longest; /* n of the longest document */
     int64_t cut;     /* documents that were longer than a sequence: split, or their ends lost */
     int64_t dropped; /* documents that were left out because they were longer */
@@ -33,5 +34,9 @@ typedef struct samples {
 mt_status samples_build(const source *s, int64_t inputs, doc_long policy, const char *folder,
                         samples *ret);
 void samples_free(samples *t);
+
+/* Sample i. Who goes through many of them in order, and they are in a file, does so by a window on
+ * it, else it is NULL. [any] */
+mt_status samples_get(const samples *t, int64_t i, doc_window *w, sample *ret);
 
 #endif

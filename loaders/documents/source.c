@@ -7,8 +7,6 @@
 #include "folder.h"
 #include "reader.h"
 
-#include <sys/mman.h>
-
 /* ---- keys of caches ------------------------------------------------------------------------- */
 
 static void add_number(XXH3_state_t *s, uint64_t x)
@@ -97,8 +95,11 @@ static mt_status open_token_files(const mt_data_request *r, const doc_options *o
         if (status)
             return status;
         s->n_files++;
-        s->planes[s->n_planes++] =
-            (plane){ .width = f->width, .n = f->n, .end = end_token(r, o), .file = f };
+        s->planes[s->n_planes++] = (plane){ .file = &f->file,
+                                            .width = f->width,
+                                            .n = f->n,
+                                            .end = end_token(r, o),
+                                            .tokens = f->first };
     }
     return MT_OK;
 }
@@ -151,12 +152,12 @@ static mt_status use_cache(const doc_dataset *d, source *s)
     if (!s->planes)
         return mt_fail_nomem();
     s->n_planes = 1;
-    s->planes[0] = (plane){ .tokens = c->tokens,
-                            .width = c->facts.width,
+    s->planes[0] = (plane){ .width = c->facts.width,
                             .n = c->facts.tokens,
+                            .documents = c->facts.documents,
+                            .tokens = c->tokens,
                             .trained = c->trained,
-                            .offsets = c->offsets,
-                            .documents = c->facts.documents };
+                            .offsets = c->offsets };
     s->format = format == FORMAT_AUTO ? "text files" : doc_format_names[format];
     for (int64_t i = 0; i < d->files.n; i++) {
         bool json = reader_all_json(d) || reader_kind(d->files.items[i].path) == FILE_JSON;
@@ -181,17 +182,14 @@ mt_status source_open(const mt_data_request *request, const doc_options *o, cons
             tokens ? open_token_files(request, o, d, &s) : open_cache(request, o, d, folder, &s);
     if (!status && !tokens)
         status = use_cache(d, &s);
-    if (status)
+    if (status) {
         source_close(&s);
-    else
-        *ret = s;
-    return status;
-}
-
-void source_settle(const source *s)
-{
-    if (s->cache.base)
-        (void)madvise(s->cache.base, s->cache.size, MADV_DONTNEED);
+        return status;
+    }
+    *ret = s;
+    if (!tokens)
+        ret->planes[0].file = &ret->cache.file;
+    return MT_OK;
 }
 
 mt_status source_hash(const source *s, uint64_t *ret)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A dataset as documents of tokens: of its token cache, made when there is none and mapped, or of
- * its token files.
+ * A dataset as documents of tokens: of its token cache, made when there is none, or of its token
+ * files.
  */
 #ifndef DOCUMENTS_SOURCE_H
 #define DOCUMENTS_SOURCE_H
@@ -10,16 +10,17 @@
 #include "encode.h"
 #include "token_file.h"
 
-/* Documents one after the other. */
+/* Documents one after the other, in a file. */
 typedef struct plane {
-    const void *tokens; /* [n], 2 or 4 bytes each; NULL: in `file` */
-    int32_t width;
-    int64_t n;
-    const uint8_t *trained;  /* a bit a token; NULL: all */
-    const uint64_t *offsets; /* [documents + 1]; NULL: documents end at end tokens */
+    const doc_file *file;
+    int32_t width; /* bytes of a token: 2 or 4 */
+    int64_t n;     /* tokens */
     int64_t documents;
-    int32_t end;            /* -1: the plane is one long document */
-    const token_file *file; /* NULL for a cache */
+    int32_t end; /* token files: what documents end with; -1: the plane is one long document */
+    /* Bytes of the file before each part. */
+    size_t tokens;
+    size_t trained; /* a bit a token, bit i of byte i / 8; 0: all are trained */
+    size_t offsets; /* uint64_t [documents + 1]; 0: documents end at end tokens */
 } plane;
 
 typedef struct source {
@@ -34,14 +35,11 @@ typedef struct source {
     bool conversations; /* its records are: truncated where they are long and nothing is said */
 } source;
 
-/* Opens a dataset. `folder` is for caches, NULL for none. [main] */
+/* Opens a dataset. `folder` is for caches, NULL for none. *ret stays where it is: its planes point
+ * into it. [main] */
 mt_status source_open(const mt_data_request *request, const doc_options *o, const doc_dataset *d,
                       const char *folder, source *ret);
 void source_close(source *s);
-
-/* Lets go of what opening has read through: it stays in the system's cache, but no longer counts as
- * this process's memory. */
-void source_settle(const source *s);
 
 /* A hash of the tokens and of what is trained of them. [main] */
 mt_status source_hash(const source *s, uint64_t *ret);

@@ -34,21 +34,23 @@ typedef struct stream {
     int64_t tokens;    /* inputs in an epoch of this rank: the sum of n - 1 */
     int64_t epoch, index;
     int32_t *ids;     /* [longest sample] */
-    uint8_t *trained; /* the same */
-    void *raw;        /* the same, as a token file has them */
+    uint8_t *trained; /* the same, and what shares bytes of marks with it */
+    void *raw;        /* the same, as the file has them */
+    uint8_t *bits;    /* the marks of the same, as the file has them */
+    uint8_t *mask;    /* of the last sample, in `trained`; NULL: all of it is trained */
 } stream;
 
 /* ---- order ---------------------------------------------------------------------------------- */
 
-/* The k-th sample of this split. */
-static const sample *sample_of(const stream *t, const dataset *d, int64_t k)
+/* Which of a dataset's samples the k-th of this split is. */
+static int64_t index_of(const stream *t, const dataset *d, int64_t k)
 {
     bool held_out = t->split == MT_SPLIT_VALIDATION;
-    return &d->samples.items[mt_order_split(d->samples.n, d->held_out, held_out, k)];
+    return mt_order_split(d->samples.n, d->held_out, held_out, k);
 }
 
-/* A sample by its place in the epoch, counted over all datasets and ranks. */
-static const sample *sample_at(const stream *t, int64_t epoch, int64_t place, const dataset **ret_d)
+/* A sample by its place in the epoch, counted over all datasets and ranks: which one of *ret_d. */
+static int64_t sample_at(const stream *t, int64_t epoch, int64_t place, const dataset **ret_d)
 {
     bool training = t->split == MT_SPLIT_TRAIN, shuffle = training && t->shuffle;
     if (shuffle)
@@ -66,30 +68,49 @@ static const sample *sample_at(const stream *t, int64_t epoch, int64_t place, co
                 mt_order_key(t->seed ^ mt_order_mix((uint64_t)(d - t->datasets) + 1), pass), d->n,
                 place);
     }
-    return sample_of(t, d, place);
+    return index_of(t, d, place);
+}
+
+/* The sum of n - 1 over every `step`-th sample of a dataset's split, from the `first` one on. */
+static mt_status sum_inputs(const stream *t, const dataset *d, int64_t first, int64_t step,
+                            int64_t *ret)
+{
+    doc_window w = { 0 };
+    int64_t sum = 0;
+    mt_status status = d->samples.items ? MT_OK : doc_window_open(&d->samples.file, &w);
+    for (int64_t k = first; k < d->n && !status; k += step) {
+        sample s = { 0 };
+        status = samples_get(&d->samples, index_of(t, d, k), &w, &s);
+        sum += (int64_t)s.n - 1;
+    }
+    doc_window_close(&w);
+    *ret = sum;
+    return status;
 }
 
 /* Inputs of this rank in an epoch. Where that changes from epoch to epoch, since other samples are
  * chosen or dealt to it, it is the mean, rounded. */
-static int64_t count_tokens(const stream *t)
+static mt_status count_tokens(stream *t)
 {
+    const bool exact = t->split == MT_SPLIT_VALIDATION;
+    int64_t before = 0, total = 0, sum;
     double mean = 0;
-    int64_t exact = 0;
-    if (t->split == MT_SPLIT_VALIDATION && t->world > 1) {
-        const dataset *d;
-        for (int64_t i = 0; i < t->mine; i++)
-            exact += sample_at(t, 0, i * t->world + t->rank, &d)->n - 1;
-        return exact;
-    }
     for (int64_t i = 0; i < t->n_datasets; i++) {
         const dataset *d = &t->datasets[i];
-        int64_t sum = 0;
-        for (int64_t k = 0; k < d->n; k++)
-            sum += sample_of(t, d, k)->n - 1;
+        int64_t first = exact ? ((t->rank - before) % t->world + t->world) % t->world : 0;
+        mt_status status = sum_inputs(t, d, first, exact ? t->world : 1, &sum);
+        if (status)
+            return status;
+        total += sum;
+        before += d->an_epoch;
         if (d->n > 0)
             mean += (double)sum / (double)d->n * (double)d->an_epoch;
     }
-    return t->all ? llround(mean * (double)t->mine / (double)t->all) : 0;
+    if (exact)
+        t->tokens = total;
+    else
+        t->tokens = t->all ? llround(mean * (double)t->mine / (double)t->all) : 0;
+    return MT_OK;
 }
 
 /* ---- opening -------------------------------------------------------------------------------- */
@@ -139,7 +160,6 @@ static mt_status open_dataset(stream *t, const mt_data_request *r, const doc_opt
         source_close(&d->source);
         return status;
     }
-    source_settle(&d->source);
     t->n_datasets++;
     int64_t n = d->samples.n;
     if (from != &o->validation)
@@ -207,22 +227,19 @@ static mt_status open_datasets(stream *t, const mt_data_request *r, const doc_op
         return r->config->reject(r->config, o->train[0].key,
                                  "hold %lld samples, too few for %d ranks; give more data",
                                  (long long)t->all, t->world);
-    t->tokens = count_tokens(t);
-    return MT_OK;
+    return count_tokens(t);
 }
 
 static mt_status allocate(stream *t)
 {
     int64_t longest = 1;
     for (int64_t i = 0; i < t->n_datasets; i++)
-        for (int64_t k = 0; k < t->datasets[i].samples.n; k++) {
-            int64_t n = t->datasets[i].samples.items[k].n;
-            longest = n > longest ? n : longest;
-        }
+        longest = t->datasets[i].samples.most > longest ? t->datasets[i].samples.most : longest;
     t->ids = malloc((size_t)longest * sizeof *t->ids);
-    t->trained = malloc((size_t)longest);
+    t->trained = malloc((size_t)longest + 16);
     t->raw = malloc((size_t)longest * sizeof *t->ids);
-    return t->ids && t->trained && t->raw ? MT_OK : mt_fail_nomem();
+    t->bits = malloc((size_t)longest / 8 + 2);
+    return t->ids && t->trained && t->raw && t->bits ? MT_OK : mt_fail_nomem();
 }
 
 mt_status stream_open(const mt_data_request *request, void **ret_stream)
@@ -269,6 +286,7 @@ void stream_close(void *stream_)
     free(t->ids);
     free(t->trained);
     free(t->raw);
+    free(t->bits);
     free(t);
 }
 
@@ -281,21 +299,37 @@ void stream_size(const void *stream_, int64_t *ret_documents, int64_t *ret_token
     *ret_tokens = t->tokens;
 }
 
-/* Widens the sample's tokens and their marks. */
-static mt_status unpack(stream *t, const plane *p, int64_t from, int64_t n)
+/* Makes a byte of each bit, 0 or 1. */
+static void spread_bits(const uint8_t *bits, size_t n_bytes, uint8_t *ret)
 {
-    const void *raw = p->file ? t->raw : (const char *)p->tokens + from * p->width;
-    mt_status status = p->file ? token_file_read(p->file, from, n, t->raw) : MT_OK;
+    for (size_t i = 0; i < n_bytes; i++) {
+        uint64_t each = bits[i] * 0x0101010101010101u & 0x8040201008040201u; /* bit k in byte k */
+        each = (each + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;
+        memcpy(ret + 8 * i, &each, sizeof each);
+    }
+}
+
+/* Reads the n tokens from `from` on, and their marks. */
+static mt_status read_sample(stream *t, const plane *p, int64_t from, int64_t n)
+{
+    const size_t width = (size_t)p->width, first = (size_t)from / 8, shift = (size_t)from % 8;
+    const size_t n_bytes = (shift + (size_t)n + 7) / 8;
+    mt_status status =
+        doc_file_read(p->file, p->tokens + (size_t)from * width, (size_t)n * width, t->raw);
+    if (!status && p->trained)
+        status = doc_file_read(p->file, p->trained + first, n_bytes, t->bits);
     if (status)
         return status;
-    if (p->width == 2)
+    if (width == 2)
         for (int64_t i = 0; i < n; i++)
-            t->ids[i] = ((const uint16_t *)raw)[i];
+            t->ids[i] = ((const uint16_t *)t->raw)[i];
     else
-        memcpy(t->ids, raw, (size_t)n * sizeof *t->ids);
-    t->trained[0] = 0; /* of a later piece it is a target of the one before */
-    for (int64_t i = 1; p->trained && i < n; i++)
-        t->trained[i] = p->trained[(from + i) / 8] >> ((from + i) % 8) & 1;
+        memcpy(t->ids, t->raw, (size_t)n * sizeof *t->ids);
+    t->mask = p->trained ? t->trained + shift : NULL;
+    if (t->mask) {
+        spread_bits(t->bits, n_bytes, t->trained);
+        t->mask[0] = 0; /* of a later piece it is a target of the one before */
+    }
     return MT_OK;
 }
 
@@ -309,16 +343,16 @@ mt_status stream_next(void *stream_, mt_document *ret)
         t->index = 0;
     }
     const dataset *d;
-    const sample *s = sample_at(t, t->epoch, t->index++ * t->world + t->rank, &d);
-    const plane *p = &d->source.planes[s->start >> SAMPLE_PLANE_SHIFT];
-    int64_t from = (int64_t)(s->start & (((uint64_t)1 << SAMPLE_PLANE_SHIFT) - 1));
-    mt_status status = unpack(t, p, from, s->n);
+    sample s;
+    int64_t i = sample_at(t, t->epoch, t->index++ * t->world + t->rank, &d);
+    mt_status status = samples_get(&d->samples, i, NULL, &s);
     if (status)
         return status;
-    *ret = (mt_document){ .tokens = t->ids,
-                          .loss_mask = p->trained ? t->trained : NULL,
-                          .n = s->n,
-                          .id = d->first_id + (s - d->samples.items) };
+    const plane *p = &d->source.planes[s.start >> SAMPLE_PLANE_SHIFT];
+    int64_t from = (int64_t)(s.start & (((uint64_t)1 << SAMPLE_PLANE_SHIFT) - 1));
+    if ((status = read_sample(t, p, from, s.n)))
+        return status;
+    *ret = (mt_document){ .tokens = t->ids, .loss_mask = t->mask, .n = s.n, .id = d->first_id + i };
     return MT_OK;
 }
 

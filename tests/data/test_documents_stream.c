@@ -3,6 +3,7 @@
  * The documents plugin: order, weights, splits, ranks, positions, token files, and the token cache.
  * Formats and labels are in test_documents.c.
  */
+#include "../bad_disk.h"
 #include "documents.h"
 
 #include <dirent.h>
@@ -423,6 +424,37 @@ static void a_token_file_that_shrinks_at_any_time(void)
     support_leave(folder);
 }
 
+/* Samples of one input: so many that their table is in a file. */
+static void a_table_that_is_large(void)
+{
+    enum { TOKENS = (256 << 20) / 16 + 5000, EVERY = 1 << 16 };
+    int32_t *ids = malloc(TOKENS * sizeof *ids);
+    support_enter(folder);
+    for (int i = 0; i < TOKENS; i++)
+        ids[i] = (int)((i * 7919LL) % 65536);
+    write_tokens("a.bin", 0, 0, 2, ids, TOKENS);
+    const support_config c =
+        SUPPORT_CONFIG("files", "a.bin", "dtype", "uint16", "end_token", "null", IN_ORDER);
+    void *s = must_open(&c, MT_SPLIT_TRAIN, 1, 0, 1);
+    CHECK(documents(s) == TOKENS - 1 && inputs(s) == TOKENS - 1, "%lld, %lld",
+          (long long)documents(s), (long long)inputs(s));
+    mt_document doc;
+    for (int i = 0; i < TOKENS - 1; i += EVERY) {
+        CHECK(d->seek(s, 0, i) == MT_OK && d->next(s, &doc) == MT_OK, "%s", status_text());
+        CHECK(doc.id == i && doc.n == 2 && doc.tokens[0] == ids[i] && doc.tokens[1] == ids[i + 1],
+              "sample %d: %lld, %d", i, (long long)doc.id, doc.tokens[0]);
+    }
+    bad_disk.kind = DISK_FAILS;
+    CHECK(d->next(s, &doc) == MT_ERR_IO, " ");
+    bad_disk.kind = DISK_GOOD;
+    CHECK(strstr(status_text(), "table of samples in temporary files: cannot read at byte") &&
+              strstr(status_text(), "Input/output error; choose another folder with data.cache"),
+          "'%s'", status_text());
+    d->close(s);
+    free(ids);
+    support_leave(folder);
+}
+
 /* ---- the cache ------------------------------------------------------------------------------ */
 
 static bool ends_in(const char *text, const char *end)
@@ -631,6 +663,52 @@ static void damaged_caches(void)
     support_leave(folder);
 }
 
+/* A disk that fails, and a cache that shrinks, while it is opened or read. */
+static void caches_that_cannot_be_read(void)
+{
+    enum { HEADER = 96 };
+    static const struct {
+        bad_disk_kind kind;
+        size_t least; /* of the reads that are bad */
+        bool opening;
+        const char *message;
+    } cases[] = {
+        { DISK_FAILS, 1, true, "cannot read at byte 0: Input/output error" },
+        { DISK_FAILS, HEADER + 1, true, "cannot read at byte 96: Input/output error" },
+        { FILE_SHRINKS, HEADER + 1, true, "has become shorter than the " },
+        { DISK_FAILS, 1, false, ": Input/output error" },
+        { FILE_SHRINKS, 1, false, "has become shorter than the " },
+    };
+    int n, others;
+    char name[300];
+    support_enter(folder);
+    log_set_level(MT_LOG_ERROR);
+    cache_folder = "cache";
+    write_records("a.jsonl", RECORDS);
+    const support_config c = SUPPORT_CONFIG("files", "a.jsonl", IN_ORDER);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        (void)all_documents(&c, 16);
+        CHECK(find_cache(name, &n, &others) && n == 1, "%d caches", n);
+        mt_document doc;
+        void *s = cases[i].opening ? NULL : must_open(&c, MT_SPLIT_TRAIN, 16, 0, 1);
+        bad_disk.least = cases[i].least;
+        bad_disk.kind = cases[i].kind;
+        mt_status status = s ? d->next(s, &doc) : open_stream(&c, MT_SPLIT_TRAIN, 16, 0, 1, &s);
+        bad_disk.kind = DISK_GOOD;
+        bad_disk.least = 0;
+        CHECK(status == MT_ERR_IO, "case %zu: %d", i, status);
+        CHECK(strncmp(status_text(), name, strlen(name)) == 0 &&
+                  strstr(status_text(), cases[i].message) &&
+                  strstr(status_text(), "; remove it, and it is made anew"),
+              "case %zu: '%s'", i, status_text());
+        if (s)
+            d->close(s);
+    }
+    cache_folder = NULL;
+    log_set_level(MT_LOG_INFO);
+    support_leave(folder);
+}
+
 /* Of several processes that need the same cache one makes it, over what a killed one has left. */
 static void processes_share_the_work(void)
 {
@@ -722,11 +800,13 @@ int main(int argc, char **argv)
     RUN(a_token_file_that_shrinks);
     RUN(mutated_token_files);
     RUN(a_token_file_that_shrinks_at_any_time);
+    RUN(a_table_that_is_large);
     RUN(caches);
     RUN(what_makes_a_cache_stale);
     RUN(files_that_change_meanwhile);
     RUN(files_that_settled);
     RUN(damaged_caches);
+    RUN(caches_that_cannot_be_read);
     RUN(processes_share_the_work);
     RUN(threads_change_nothing);
     return check_done();
