@@ -310,6 +310,17 @@ static mt_status default_output_dir(run_manifest *r)
     return r->output_dir ? keep_default(r->config, "output_dir", r->output_dir) : MT_ERR_NOMEM;
 }
 
+/* Paths in the folder are made, and recognised, by what they begin with. */
+static mt_status trim_output_dir(run_manifest *r)
+{
+    const char *given = r->output_dir;
+    size_t n = strlen(given);
+    while (n > 1 && given[n - 1] == '/')
+        n--;
+    r->output_dir = given[n] ? arena_printf(&r->config->arena, "%.*s", (int)n, given) : given;
+    return r->output_dir ? MT_OK : MT_ERR_NOMEM;
+}
+
 /* ---- several keys together ------------------------------------------------------------------ */
 
 static mt_status read_init(const reader *in)
@@ -441,8 +452,8 @@ static mt_status read_config(config *c, char *const *overrides, int n_overrides,
         s = read_values(r);
     if (s == MT_OK)
         s = resolve_paths(&in);
-    if (s == MT_OK && !r->output_dir)
-        s = default_output_dir(r);
+    if (s == MT_OK)
+        s = r->output_dir ? trim_output_dir(r) : default_output_dir(r);
     if (s == MT_OK)
         s = check_together(&in);
     if (s != MT_OK)

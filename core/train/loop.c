@@ -449,11 +449,19 @@ static mt_status check_evaluation(const session *s, const run_manifest *run)
     return MT_OK;
 }
 
+static const char *from_here(const char *path)
+{
+    while (strncmp(path, "./", 2) == 0)
+        path += 2;
+    return path;
+}
+
 /* Does the path lead into the run folder, which train makes? */
 static bool is_in_run(const run_manifest *run, const char *path)
 {
-    size_t n = strlen(run->output_dir);
-    return strncmp(path, run->output_dir, n) == 0 && path[n] == '/';
+    const char *folder = from_here(run->output_dir), *file = from_here(path);
+    size_t n = strlen(folder);
+    return strncmp(file, folder, n) == 0 && file[n] == '/';
 }
 
 mt_status train_check_places(const run_manifest *run, const session_engine_options *options)

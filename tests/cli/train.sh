@@ -48,6 +48,9 @@ expect 0 'finished' -- train run.yaml output_dir=traced train.max_steps=4 --trac
 check 'a trace in the run folder' grep -q traceEvents traced/trace.json
 expect 1 'traced2/no/trace.json: cannot write: there is no folder traced2/no' \
     -- train run.yaml output_dir=traced2 --trace traced2/no/trace.json
+expect 0 'finished' 'metrics:    traced3/metrics.jsonl' \
+    -- train run.yaml output_dir=traced3// train.max_steps=4 --trace ./traced3/trace.json
+check 'there it is' test -s traced3/trace.json
 rm -rf other
 
 expect 0 'finished' -- train run.yaml output_dir=other data.loader=auto
