@@ -64,6 +64,4 @@ void bench_free_batch(step_batch *b); /* accepts NULL */
  * with which the plan expects the fastest step. The caller owns it. */
 mt_status bench_plan(session *s, const run_manifest *run, int64_t tokens, plan **ret);
 
-double bench_now(void); /* seconds of the monotonic clock */
-
 #endif

@@ -7,6 +7,7 @@
 
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
+#include "../base/progress.h"
 #include "../base/status.h"
 #include "../train/files.h"
 #include "../train/human.h"
@@ -37,14 +38,14 @@ static mt_status start(session *s, const char *trace)
     const session_engine_options how = { .trace = trace };
     bool grad_plane = plan_needs_grad_plane(s->plan);
     bool fresh = !s->store || (s->store->grad_bytes > 0) != grad_plane;
-    double from = bench_now();
+    double from = progress_now();
     if (fresh)
         log_write(MT_LOG_INFO, "making a store of %s",
                   human_bytes(store_bytes(s->model, s->states, s->n_states, grad_plane)).s);
     mt_status st = session_start(s, &how);
     if (st == MT_OK && fresh) {
         st = store_init_pattern(s->store);
-        log_write(MT_LOG_INFO, "made and filled in %s", human_seconds(bench_now() - from).s);
+        log_write(MT_LOG_INFO, "made and filled in %s", human_seconds(progress_now() - from).s);
     } else if (fresh) {
         store_destroy(s->store); /* the next size would take it for one that is filled */
         s->store = NULL;
@@ -88,9 +89,9 @@ static mt_status run_steps(session *s, const run_manifest *run, const step_batch
         snprintf(line, sizeof line, "%lld tokens: step %lld of %lld", (long long)b->tokens,
                  (long long)i + 1, (long long)b->steps);
         log_live(line);
-        double from = bench_now();
+        double from = progress_now();
         st = engine_step(s->engine, batch, &params, &r);
-        r.seconds = bench_now() - from;
+        r.seconds = progress_now() - from;
         if (st == MT_OK && !r.updated)
             st = status_set(MT_ERR_NUMERIC,
                             "step %lld: the loss or a gradient is not finite; lower "

@@ -4,6 +4,7 @@
  */
 #include "../../plugins/host/registry.h"
 #include "../base/log.h"
+#include "../base/progress.h"
 #include "../base/status.h"
 #include "../train/human.h"
 #include "../train/run_folder.h"
@@ -12,7 +13,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
 typedef struct request {
@@ -248,19 +248,12 @@ static mt_status go_on(work *w, int64_t *ret_made)
     return st;
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static mt_status generate(work *w)
 {
-    double from = now();
+    double from = progress_now();
     int64_t made = 0;
     mt_status st = w->q->chat ? conversation_answer(&w->talk, &made) : go_on(w, &made);
-    double seconds = now() - from;
+    double seconds = progress_now() - from;
     if (st == MT_OK && log_has_terminal())
         log_write(MT_LOG_INFO, "%lld tokens in %s, %s tok/s", (long long)made,
                   human_seconds(seconds).s, human_rate((double)made / seconds).s);

@@ -10,6 +10,7 @@
 
 #include "../base/log.h"
 #include "../base/machine.h"
+#include "../base/progress.h"
 #include "../base/status.h"
 #include "../manifest/mistaken.h"
 #include "export.h"
@@ -19,16 +20,8 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <time.h>
 
 /* ---- the run --------------------------------------------------------------------------------- */
-
-double loop_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* The sign of a NaN says nothing, and is printed all the same. */
 static double positive_nan(double x)
@@ -112,12 +105,12 @@ mt_status train_evaluate(session *s, const run_manifest *run, double *ret_loss,
 mt_status loop_evaluate(loop *l)
 {
     metrics_eval e = { .step = l->state.step };
-    double began = loop_now();
+    double began = progress_now();
     mt_status st = train_evaluate(l->s, l->run, &e.loss, &e.targets, train_stop_requested);
     if (st != MT_OK)
         return st;
-    e.seconds = loop_now() - began;
-    l->ended = loop_now(); /* a step's time does not count the evaluation before it */
+    e.seconds = progress_now() - began;
+    l->ended = progress_now(); /* a step's time does not count the evaluation before it */
     checkpoint_state *state = &l->state;
     bool best = e.loss < state->best_validation_loss;
     state->validation_loss = e.loss;
@@ -164,7 +157,7 @@ checkpoint_options loop_save_options(const loop *l)
 static mt_status save(loop *l)
 {
     const checkpoint_options options = loop_save_options(l);
-    double began = loop_now();
+    double began = progress_now();
     mt_status st = engine_drain(l->s->engine);
     if (st == MT_OK)
         st = checkpoint_save(l->s->store, &l->state, &options, l->format, write_config, l);
@@ -180,10 +173,10 @@ static mt_status save(loop *l)
     if (st != MT_OK)
         return st;
     log_write(MT_LOG_INFO, "step %lld: saved %s in %s", (long long)l->state.step, l->folder.resume,
-              human_seconds(loop_now() - began).s);
+              human_seconds(progress_now() - began).s);
     if (l->state.skipped_in_a_row == 0)
         strcpy(l->good, l->folder.resume);
-    l->ended = loop_now();
+    l->ended = progress_now();
     return MT_OK;
 }
 
@@ -250,9 +243,9 @@ static mt_status handle_bad_numbers(loop *l, const metrics_step *m)
 static mt_status do_step(loop *l)
 {
     const step_batch *batch = NULL;
-    double began = loop_now();
+    double began = progress_now();
     mt_status st = data_next(l->s->train, &batch);
-    double waited = loop_now() - began;
+    double waited = progress_now() - began;
     l->data_failed = st != MT_OK;
     if (st != MT_OK)
         return st == MT_END ? status_set(MT_ERR_INTERNAL, "the training stream ended") : st;
@@ -298,7 +291,7 @@ static mt_status do_step(loop *l)
     memcpy(m.wait, r.wait_seconds, sizeof m.wait);
     m.wait[ENGINE_WAIT_DATA] += waited;
     engine_bytes(l->s->engine, m.bytes);
-    double ended = loop_now();
+    double ended = progress_now();
     m.seconds = ended - l->ended;
     l->ended = ended;
 

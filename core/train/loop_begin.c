@@ -5,6 +5,7 @@
 #include "loop_internal.h"
 
 #include "../base/log.h"
+#include "../base/progress.h"
 #include "../base/status.h"
 #include "export.h"
 #include "files.h"
@@ -217,7 +218,7 @@ mt_status loop_begin(loop *l)
         st = run_folder_write_manifest(l->run);
     if (st == MT_OK)
         st = warn_of_space(l);
-    l->ended = loop_now();
+    l->ended = progress_now();
     /* A signal may have come between the step and its evaluation. */
     if (st == MT_OK && l->state.step > 0 && from.eval_is_due && !has_eval)
         st = loop_evaluate(l);

@@ -27,7 +27,6 @@ typedef struct loop {
     double step_time; /* moving average, seconds; 0 before the second step */
 } loop;
 
-double loop_now(void); /* seconds of the monotonic clock */
 /* All steps are done, or too many evaluations in a row were no better than the best. */
 bool loop_is_finished(const loop *l);
 bool loop_eval_is_due(const loop *l, int64_t step);
