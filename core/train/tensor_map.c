@@ -66,8 +66,7 @@ static mt_status add_piece(void *arg, const char *name, const mt_source *s, int3
     if (!copy)
         return MT_ERR_NOMEM;
     c->name[t->n_pieces] = copy;
-    t->pieces[t->n_pieces++] =
-        (tensor_piece){ .tensor = t->n_pieces, .param = c->param, .matrix = matrix, .source = s };
+    t->pieces[t->n_pieces++] = (tensor_piece){ .param = c->param, .matrix = matrix, .source = s };
     return MT_OK;
 }
 
