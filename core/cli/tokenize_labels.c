@@ -76,8 +76,7 @@ static mt_status show_stream(const session *s, const mt_data *data, void *stream
     return st;
 }
 
-/* ---- the standard input -------------------------------------------------------------------------
- */
+/* ---- the standard input ---------------------------------------------------------------------- */
 
 /* The standard input as a file, which is what loaders read. */
 typedef struct input_file {
@@ -129,8 +128,7 @@ static void forget_input(const input_file *f)
     leftover_forget();
 }
 
-/* ---- the documents ------------------------------------------------------------------------------
- */
+/* ---- the documents --------------------------------------------------------------------------- */
 
 /* The data section: the file in its order, nothing held out, nothing kept, and the user's keys. */
 static mt_status make_config(const tokenize_labels *o, const char *file, config **ret)

@@ -341,9 +341,7 @@ static mt_status write_weights(const model *m, const weights_match *match, const
     return status;
 }
 
-/* ---- random weights
- * ------------------------------------------------------------------------------
- */
+/* ---- random weights -------------------------------------------------------------------------- */
 
 typedef struct random_masters {
     const model *m;
@@ -364,9 +362,7 @@ static mt_status write_random(const model *m, const mt_weights *format, const ch
     return write_tensors(m, &from, NULL, format, folder, o, ret_bytes);
 }
 
-/* ---- weights of files
- * ----------------------------------------------------------------------------
- */
+/* ---- weights of files ------------------------------------------------------------------------ */
 
 /* The checksums that a checkpoint's state has; NULL for any other folder. */
 static mt_status read_sums(const char *path, json_t **ret_state)
