@@ -162,12 +162,17 @@ static mt_status add_item(batch *b, weights_item *item)
     if (!item->plane)
         status = weights_transfer_init(&p->x, &way->masters, way->map, item->tensor,
                                        way->writer != NULL);
-    if (!status && way->sums)
-        status = ordered_hash_init(&p->hash);
     if (!status)
         status = add_blocks(b, p);
     b->n_passing++;
-    if (!status && item->bytes == 0) /* no block has its sum checked */
+    return status;
+}
+
+/* Once the list is whole: a lock must not be moved. */
+static mt_status begin_sum(const weights_way *way, passing *p)
+{
+    mt_status status = ordered_hash_init(&p->hash);
+    if (!status && p->item->bytes == 0) /* no block has its sum checked */
         status = add_to_sum(way, p, &(weights_block){ 0 }, "");
     return status;
 }
@@ -192,9 +197,11 @@ static int by_turn(const void *a, const void *b)
 static mt_status run(batch *b)
 {
     mt_status status = MT_OK;
+    for (int64_t i = 0; i < b->n_passing && b->way->sums && !status; i++)
+        status = begin_sum(b->way, &b->passing[i]);
     if (b->way->writer && !b->serial)
         qsort(b->blocks, (size_t)b->n_blocks, sizeof *b->blocks, by_turn);
-    if (!b->serial)
+    if (!b->serial && !status)
         status = parallel_run(b->lanes.n, b->n_blocks, pass_block_of, b);
     for (int64_t i = 0; i < b->n_blocks && b->serial && !status; i++)
         status = pass_block_of(b, i, 0);
