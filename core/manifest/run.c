@@ -420,6 +420,8 @@ static mt_status check_together(const reader *in)
                              "before all gradients are known; use stop, or clip");
         r->on_bad_numbers = RUN_STOP;
     }
+    if (r->on_bad_numbers == RUN_STOP && c->has(c, "max_skipped"))
+        return c->reject(c, "max_skipped", "has no effect where on_bad_numbers is stop; remove it");
     r->activations--; /* the first choice is "auto", -1 */
     return MT_OK;
 }

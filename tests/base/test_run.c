@@ -175,6 +175,10 @@ static void test_wrong_values(void)
           ":3:17: 'train.min_lr_ratio' has no effect on a constant schedule; remove it" },
         { "  wsd_decay_ratio: 0.5\n  lr_scheduler_type: wsd\n  warmup_ratio: 0.6",
           ":3:20: 'train.wsd_decay_ratio' and warmup_ratio together exceed the whole run" },
+        { "  max_skipped: 3\n  on_bad_numbers: stop",
+          ":3:16: 'train.max_skipped' has no effect where on_bad_numbers is stop; remove it" },
+        { "  max_grad_norm: 0\n  max_skipped: 3",
+          ":4:16: 'train.max_skipped' has no effect where on_bad_numbers is stop; remove it" },
         { "  on_bad_numbers: skip\n  max_grad_norm: 0",
           ":3:19: 'train.on_bad_numbers' is skip, which needs clipping: with max_grad_norm: 0 "
           "updates start before all gradients are known; use stop, or clip" },
