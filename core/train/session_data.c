@@ -131,7 +131,7 @@ static const char *identify_template(const mt_chat *chat, const char *file, cons
     const char *format = chat->identify(template, n);
     if (format)
         return format;
-    format = chat->resembles ? chat->resembles(template, n) : NULL;
+    format = chat->resembles(template, n);
     if (format)
         log_write(MT_LOG_WARNING,
                   "%s: not a template that is known word for word; taken for '%s', of which it has "

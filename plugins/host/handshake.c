@@ -61,9 +61,10 @@ static const member tokenizer_members[] = {
     MEMBER(mt_tokenizer, fingerprint),
 };
 static const member chat_members[] = {
-    MEMBER(mt_chat, formats),     MEMBER(mt_chat, identify), MEMBER(mt_chat, open),
-    MEMBER(mt_chat, close),       MEMBER(mt_chat, encode),   MEMBER(mt_chat, stops),
-    MEMBER(mt_chat, fingerprint),
+    MEMBER(mt_chat, formats),     MEMBER(mt_chat, identify),  MEMBER(mt_chat, open),
+    MEMBER(mt_chat, close),       MEMBER(mt_chat, encode),    MEMBER(mt_chat, stops),
+    MEMBER(mt_chat, fingerprint), MEMBER(mt_chat, resembles), MEMBER(mt_chat, open_custom),
+    MEMBER(mt_chat, parse),
 };
 static const member backend_members[] = {
     MEMBER(mt_backend, kind),

@@ -149,6 +149,8 @@ static void test_wrong_tables(void)
                 ": has no interface of its kind 'arch'; expected megatrain.arch/1");
     refuse_copy("more", "sample-arch", "sample-arch", "arch", "1.0", "sample, sample_text, other",
                 ": its manifest provides 'other', which is not among its 2 model types");
+    refuse_copy("chat", "chat_without_parse", "chat_without_parse", "loader", "1.0", "chat",
+                ": table of megatrain.chat/1: member 'parse' is NULL, expected a value");
     refuse_copy("less", "sample-arch", "sample-arch", "arch", "1.0", "sample",
                 ": model type 'sample_text' is missing in 'provides' of its manifest");
 }
