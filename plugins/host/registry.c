@@ -10,6 +10,7 @@
 #include "host.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -119,15 +120,25 @@ static int is_manifest(const struct dirent *d)
     return d->d_name[0] != '.' && n > 5 && strcmp(d->d_name + n - 5, ".yaml") == 0;
 }
 
+/* A folder that was named on the command line is not passed over: naming it had no effect. */
+static mt_status pass_over(const plugin_folder *folder, mt_status why)
+{
+    if (folder->explicitly)
+        return why;
+    log_write(MT_LOG_WARNING, "%s; it is not searched", status_text());
+    return MT_OK;
+}
+
 static mt_status search_folder(const plugin_folder *folder)
 {
-    if (discover_check_folder(folder->path) != MT_OK) {
-        log_write(MT_LOG_WARNING, "%s; it is not searched", status_text());
-        return MT_OK;
-    }
     struct dirent **found;
-    mt_status s = MT_OK;
+    mt_status s = discover_check_folder(folder->path);
+    if (s != MT_OK)
+        return pass_over(folder, s);
     int n = scandir(folder->path, &found, is_manifest, alphasort);
+    if (n < 0)
+        return pass_over(folder, status_set(MT_ERR_IO, "plugin folder %s: cannot list: %s",
+                                            folder->path, strerror(errno)));
     for (int i = 0; i < n; i++) {
         char path[HOST_PATH_SIZE];
         int length = snprintf(path, sizeof path, "%s/%s", folder->path, found[i]->d_name);
@@ -135,8 +146,7 @@ static mt_status search_folder(const plugin_folder *folder)
             s = add_manifest(path);
         free(found[i]);
     }
-    if (n >= 0)
-        free(found);
+    free(found);
     return s;
 }
 

@@ -34,7 +34,8 @@ typedef struct plugin_record {
 
 /* Searches, in this order: `dirs` (--plugin-dir), MEGATRAIN_PLUGIN_PATH (ignored when the process
  * is elevated), the user's data folder, the installed plugin folder. A bad manifest is a warning
- * and the plugin is left out. Called once, before any other. [main] */
+ * and the plugin is left out; so is a folder that cannot be searched, but for those of `dirs`,
+ * where it is an error. Called once, before any other. [main] */
 mt_status registry_init(const char *const *dirs, int32_t n_dirs);
 void registry_finish(void);
 

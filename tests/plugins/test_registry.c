@@ -8,6 +8,9 @@
 #include "core/base/status.h"
 #include "plugins/host/registry.h"
 
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
 #include <megatrain/arch.h>
 #include <megatrain/backend.h>
 #include <megatrain/loader.h>
@@ -319,6 +322,21 @@ static void test_good(void)
     CHECK(strstr(status_text(), "does not offer megatrain.optim/1"), "%s", status_text());
 }
 
+/* Stands before the C library's. */
+static const char *unlistable = "";
+
+int scandir(const char *path, struct dirent ***ret, int (*filter)(const struct dirent *),
+            int (*compare)(const struct dirent **, const struct dirent **))
+{
+    int (*next)(const char *, struct dirent ***, int (*)(const struct dirent *),
+                int (*)(const struct dirent **, const struct dirent **));
+    *(void **)&next = dlsym(RTLD_NEXT, "scandir");
+    if (strcmp(path, unlistable) != 0)
+        return next(path, ret, filter, compare);
+    errno = EIO;
+    return -1;
+}
+
 static void test_search(void)
 {
     registry_finish();
@@ -382,6 +400,21 @@ static void test_search(void)
     CHECK(strcmp(status_text(), "plugin folder /nonexistent: No such file or directory") == 0, "%s",
           status_text());
     CHECK(registry_count() == 0);
+
+    /* What the command line names must have an effect. */
+    char text[1024];
+    const char *no_folder[] = { path_in("first", "sample", ".yaml") };
+    CHECK(registry_init(no_folder, 1) == MT_ERR_INVALID && registry_count() == 0);
+    snprintf(text, sizeof text, "plugin folder %s is not a folder", no_folder[0]);
+    CHECK(strcmp(status_text(), text) == 0, "%s", status_text());
+    const char *unsafe_dirs[] = { path_in("unsafe", "", "") };
+    CHECK(registry_init(unsafe_dirs, 1) == MT_ERR_UNSUPPORTED && registry_count() == 0);
+    CHECK(strstr(status_text(), "writable by everyone"), "%s", status_text());
+    unlistable = first;
+    CHECK(registry_init(dirs, 1) == MT_ERR_IO && registry_count() == 0);
+    snprintf(text, sizeof text, "plugin folder %s: cannot list: Input/output error", first);
+    CHECK(strcmp(status_text(), text) == 0, "%s", status_text());
+    unlistable = "";
     unsetenv("MEGATRAIN_PLUGIN_PATH");
     free(first);
 }
