@@ -209,35 +209,6 @@ static int64_t find_same(const tensor_map *there, const mapped_tensor *t)
     return same ? at : -1;
 }
 
-/* Element by element, as it stands; of a checkpoint, the bytes must be those that were saved. */
-static mt_status copy_tensor(file_masters *f, int64_t tensor, const mapped_tensor *t, void *writer,
-                             int64_t index, mt_dtype dtype)
-{
-    weights_buffer *b = &f->buffer;
-    const int64_t source = f->match->index[tensor];
-    const mt_dtype from = dtype_of(f, tensor);
-    int64_t n = tensor_elems(t), step = weights_piece_elems(b, from);
-    mt_status status = MT_OK;
-    XXH3_state_t *hash = XXH3_createState();
-    if (!hash)
-        return status_nomem("checksums", 1024);
-    XXH3_64bits_reset(hash);
-    for (int64_t at = 0; at < n && !status; at += step) {
-        int64_t part = n - at < step ? n - at : step;
-        if ((status = weights_read_piece(f->format, f->reader, source, from, at, part, b)))
-            break;
-        XXH3_64bits_update(hash, weights_piece_bytes(b, from),
-                           (size_t)(part * mt_dtype_size(from)));
-        status = f->format->write(writer, index, weights_from_f32(b, part, dtype),
-                                  part * mt_dtype_size(dtype));
-    }
-    if (!status && f->sums)
-        status = checkpoint_check_sum(f->sums, t->name, XXH3_64bits_digest(hash),
-                                      f->format->file(f->reader, source));
-    XXH3_freeState(hash);
-    return status;
-}
-
 /* What the device gets in FP32 in any precision, such as a router's correction bias, says too
  * little in BF16. */
 static mt_dtype export_dtype(const model *m, const mapped_tensor *t, mt_dtype asked)
@@ -246,26 +217,59 @@ static mt_dtype export_dtype(const model *m, const mapped_tensor *t, mt_dtype as
     return exact ? MT_F32 : asked;
 }
 
-/* Tensor by tensor: those that stand in a file as they are to stand are copied, the others are made
- * from the masters. */
-static mt_status write_from_files(const weights_way *way, file_masters *f, weights_item *items,
-                                  int64_t n)
+/* Of a checkpoint, the bytes must be those that were saved. */
+static mt_status check_item(void *arg, const weights_item *item)
 {
+    const file_masters *f = arg;
+    mt_tensor_info info = { 0 };
+    mt_status status = f->format->info(f->reader, item->source, &info);
+    return status ? status
+                  : checkpoint_check_sum(f->sums, info.name, item->sum,
+                                         f->format->file(f->reader, item->source));
+}
+
+/* One tensor that is not copied. */
+static mt_status write_made(weights_way *way, file_masters *f, weights_item *item)
+{
+    way->sums = false;
+    mt_status status = weights_pass(way, item, 1);
+    way->sums = f->sums;
+    return status ? status : f->status;
+}
+
+/* Tensors that stand in a file as they are to stand are copied, by all processors where the format
+ * allows it, the others made from the masters one after the other: those of files are one thread's.
+ * A format that takes tensors in their order only gets them so. */
+static mt_status write_from_files(weights_way *way, file_masters *f, weights_item *items, int64_t n)
+{
+    const bool ordered = !weights_written_anywhere(f->format);
+    weights_item *copied = calloc((size_t)n + 1, sizeof *copied);
+    int64_t n_copied = 0;
     mt_status status = MT_OK;
-    for (int64_t t = 0; t < n && !status; t++) {
-        const mapped_tensor *q = &way->map->tensors[t];
-        int64_t same = find_same(f->match->map, q);
-        if (same < 0) {
-            status = weights_pass(way, &items[t], 1);
-        } else {
-            status = copy_tensor(f, same, q, way->writer, t, items[t].dtype);
-            progress_add(way->progress, items[t].bytes);
+    if (!copied)
+        return status_nomem("the list of tensors", (size_t)n * sizeof *copied);
+    way->reader = f->reader;
+    way->sums = f->sums;
+    way->check = check_item;
+    way->arg = f;
+    for (int64_t t = 0; t < n; t++) {
+        int64_t same = find_same(f->match->map, &way->map->tensors[t]);
+        if ((items[t].copied = same >= 0)) {
+            items[t].source = f->match->index[same];
+            items[t].source_dtype = dtype_of(f, same);
+            copied[n_copied++] = items[t];
         }
-        if (!status)
-            status = f->status;
-        if (!status)
-            status = weights_ask(way);
     }
+    if (!ordered)
+        status = weights_pass(way, copied, n_copied);
+    way->serial = true;
+    for (int64_t t = 0; t < n && !status; t++) {
+        if (!items[t].copied)
+            status = write_made(way, f, &items[t]);
+        else if (ordered)
+            status = weights_pass(way, &items[t], 1);
+    }
+    free(copied);
     return status;
 }
 
@@ -282,12 +286,9 @@ static mt_status write_tensors(const model *m, const weights_masters *from, file
     mt_status status = tensor_map_create(m, NULL, &map);
     if (status)
         return status;
-    weights_way way = { .format = format,
-                        .masters = *from,
-                        .map = map,
-                        .serial = f != NULL, /* its windows are one thread's */
-                        .progress = &p,
-                        .stop = o->stop };
+    weights_way way = {
+        .format = format, .masters = *from, .map = map, .progress = &p, .stop = o->stop
+    };
     list = calloc((size_t)map->n + 1, sizeof *list);
     items = calloc((size_t)map->n + 1, sizeof *items);
     if (!list || !items) {

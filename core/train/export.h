@@ -25,9 +25,9 @@ typedef struct export_options {
 
 /* Writes the weights that stand in source->weights in each parameter's first layout, config.json,
  * what export_copy_files takes along, and the model card of a checkpoint. No store: tensors that
- * stand as they are to stand are copied piece by piece, others by way of a few matrices. The folder
- * appears complete or not at all. Fails before anything is written where the disk has no room for
- * it. `ret_bytes` is what the weights take. [main] */
+ * stand as they are to stand are copied piece by piece, by all processors, others by way of a few
+ * matrices. The folder appears complete or not at all. Fails before anything is written where the
+ * disk has no room for it. `ret_bytes` is what the weights take. [main] */
 mt_status export_model(const model_source *source, const model *m, const mt_weights *format,
                        const export_options *options, int64_t *ret_bytes);
 

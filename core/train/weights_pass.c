@@ -32,6 +32,7 @@ typedef struct pass_block {
 
 typedef struct batch {
     const weights_way *way;
+    bool ordered; /* the writer takes tensors and bytes in their order only */
     bool serial;
     weights_lanes lanes;
     passing *passing;
@@ -50,8 +51,11 @@ static int64_t block_bytes(const passing *p, const weights_block *k)
 static mt_status add_to_sum(const weights_way *way, passing *p, const weights_block *k,
                             const void *bytes)
 {
-    int64_t at = k->at * mt_dtype_size(p->item->dtype), n = block_bytes(p, k);
-    if (!way->sums || !ordered_hash_add(&p->hash, at, bytes, n) || at + n < p->item->bytes)
+    const weights_item *t = p->item;
+    int64_t size = mt_dtype_size(t->copied ? t->source_dtype : t->dtype);
+    int64_t end = t->bytes / mt_dtype_size(t->dtype);
+    if (!way->sums || !ordered_hash_add(&p->hash, k->at * size, bytes, k->n * size) ||
+        k->at + k->n < end)
         return MT_OK;
     p->item->sum = ordered_hash_digest(&p->hash);
     return way->check ? way->check(way->arg, p->item) : MT_OK;
@@ -76,21 +80,39 @@ static mt_status read_block(const weights_way *way, passing *p, const weights_bl
     return status;
 }
 
-static mt_status write_block(const weights_way *way, bool serial, passing *p,
+static mt_status copy_block(const weights_way *way, passing *p, const weights_block *k,
+                            weights_buffer *b, const void **ret_bytes)
+{
+    const weights_item *t = p->item;
+    mt_status status =
+        weights_read_piece(way->format, way->reader, t->source, t->source_dtype, k->at, k->n, b);
+    if (!status)
+        status = add_to_sum(way, p, k, weights_piece_bytes(b, t->source_dtype));
+    if (!status)
+        *ret_bytes = weights_from_f32(b, k->n, t->dtype);
+    return status;
+}
+
+static mt_status write_block(const weights_way *way, bool ordered, passing *p,
                              const weights_block *k, weights_buffer *b)
 {
     const weights_item *t = p->item;
     int64_t at = k->at * mt_dtype_size(t->dtype), n = block_bytes(p, k);
     const void *bytes = t->plane ? (const char *)t->plane + at : NULL;
-    if (!bytes) {
-        weights_move_block(&p->x, k, b);
-        bytes = weights_from_f32(b, k->n, t->dtype);
+    mt_status status = MT_OK;
+    if (t->copied) {
+        status = copy_block(way, p, k, b, &bytes);
+    } else {
+        if (!bytes) {
+            weights_move_block(&p->x, k, b);
+            bytes = weights_from_f32(b, k->n, t->dtype);
+        }
+        status = add_to_sum(way, p, k, bytes);
     }
-    mt_status status = add_to_sum(way, p, k, bytes);
     if (status)
         return status;
-    return serial ? way->format->write(way->writer, t->index, bytes, n)
-                  : way->format->write_at(way->writer, t->index, at, bytes, n);
+    return ordered ? way->format->write(way->writer, t->index, bytes, n)
+                   : way->format->write_at(way->writer, t->index, at, bytes, n);
 }
 
 static mt_status pass_block_of(void *arg, int64_t i, int32_t thread)
@@ -99,7 +121,7 @@ static mt_status pass_block_of(void *arg, int64_t i, int32_t thread)
     const pass_block *k = &b->blocks[i];
     passing *p = &b->passing[k->passing];
     weights_buffer *lane = &b->lanes.lane[thread];
-    mt_status status = b->way->writer ? write_block(b->way, b->serial, p, &k->block, lane)
+    mt_status status = b->way->writer ? write_block(b->way, b->ordered, p, &k->block, lane)
                                       : read_block(b->way, p, &k->block, lane);
     if (status && b->way->sums)
         ordered_hash_give_up(&p->hash);
@@ -135,12 +157,12 @@ static mt_status add_block(batch *b, const pass_block *block)
 static mt_status add_blocks(batch *b, const passing *p)
 {
     const weights_item *t = p->item;
-    int64_t most = weights_piece_elems(&b->lanes.lane[0], t->dtype);
+    int64_t most = weights_piece_elems(&b->lanes.lane[0], t->copied ? t->source_dtype : t->dtype);
     int64_t end = t->bytes / mt_dtype_size(t->dtype);
     mt_status status = MT_OK;
     pass_block k = { .passing = b->n_passing };
     for (int64_t at = 0; at < end && !status; at += k.block.n, k.turn++) {
-        if (t->plane)
+        if (t->plane || t->copied)
             k.block = (weights_block){ .at = at, .n = end - at < most ? end - at : most };
         else
             k.block = weights_block_at(p->x.t, at, end, most);
@@ -159,7 +181,7 @@ static mt_status add_item(batch *b, weights_item *item)
     passing *p = &list[b->n_passing];
     *p = (passing){ .item = item };
     mt_status status = MT_OK;
-    if (!item->plane)
+    if (!item->plane && !item->copied)
         status = weights_transfer_init(&p->x, &way->masters, way->map, item->tensor,
                                        way->writer != NULL);
     if (!status)
@@ -242,7 +264,7 @@ static mt_status order_items(const weights_item *items, int64_t n, bool turns, i
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-static bool writes_anywhere(const mt_weights *format)
+bool weights_written_anywhere(const mt_weights *format)
 {
     return format->struct_size >= offsetof(mt_weights, write_at) + sizeof format->write_at &&
            format->write_at;
@@ -255,8 +277,8 @@ mt_status weights_ask(const weights_way *way)
 
 mt_status weights_pass(const weights_way *way, weights_item *items, int64_t n)
 {
-    batch b = { .way = way,
-                .serial = way->serial || (way->writer && !writes_anywhere(way->format)) };
+    const bool ordered = way->writer && !weights_written_anywhere(way->format);
+    batch b = { .way = way, .ordered = ordered, .serial = way->serial || ordered };
     int64_t bytes = 0, *order = NULL;
     mt_status status =
         weights_lanes_init(&b.lanes, b.serial ? 1 : parallel_io_threads(PARALLEL_MAX_THREADS));

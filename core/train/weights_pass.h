@@ -15,14 +15,17 @@ typedef struct weights_item {
     mt_dtype dtype; /* in the file */
     int64_t tensor; /* of the map, whose masters it is; unused with a plane */
     void *plane;    /* not NULL: no masters, but `bytes` bytes as they stand in the file */
-    int64_t bytes;  /* in the file */
-    uint64_t sum;   /* result, with `sums`: XXH3-64 of the bytes in the file */
+    bool copied;    /* from the reader to the writer, element by element; no masters either */
+    int64_t source; /* in the reader, where it is copied */
+    mt_dtype source_dtype;
+    int64_t bytes; /* in the file: of the writer, where it is copied */
+    uint64_t sum;  /* result, with `sums`: XXH3-64 of the bytes in the file: the reader's, then */
 } weights_item;
 
 typedef struct weights_way {
     const mt_weights *format;
     const void *reader; /* to memory ... */
-    void *writer;       /* ... or to a file: one of the two */
+    void *writer;       /* ... or to a file: one of the two, both where tensors are copied */
     weights_masters masters;
     const tensor_map *map;
     bool serial; /* masters are one thread's */
@@ -39,6 +42,9 @@ typedef struct weights_way {
  * elements through 4 MB of each thread's own. A writer that takes blocks in order only gets them
  * from the calling thread. Stops at the first failure. [main] */
 mt_status weights_pass(const weights_way *way, weights_item *items, int64_t n);
+
+/* Can blocks of a format's files be written in any order, and by several threads? */
+bool weights_written_anywhere(const mt_weights *format);
 
 /* MT_ERR_STOPPED where way->stop says so, else MT_OK. */
 mt_status weights_ask(const weights_way *way);

@@ -17,6 +17,7 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -820,6 +821,89 @@ static void many_blocks(void)
     support_leave(folder);
 }
 
+/* Reads of blocks wait until two are under way at a time, for as long as half a minute. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t second;
+    int reading, most;
+    bool late;
+} reads = { .lock = PTHREAD_MUTEX_INITIALIZER, .second = PTHREAD_COND_INITIALIZER };
+static mt_status (*read_alone)(const void *, int64_t, int64_t, int64_t, void *);
+
+static mt_status read_together(const void *reader, int64_t index, int64_t offset, int64_t n,
+                               void *dst)
+{
+    if (n < 1 << 20)
+        return read_alone(reader, index, offset, n, dst);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 30;
+    pthread_mutex_lock(&reads.lock);
+    if (++reads.reading > reads.most) {
+        reads.most = reads.reading;
+        pthread_cond_broadcast(&reads.second);
+    }
+    while (reads.most < 2 && !reads.late)
+        reads.late = pthread_cond_timedwait(&reads.second, &reads.lock, &until) != 0;
+    pthread_mutex_unlock(&reads.lock);
+    mt_status status = read_alone(reader, index, offset, n, dst);
+    pthread_mutex_lock(&reads.lock);
+    reads.reading--;
+    pthread_mutex_unlock(&reads.lock);
+    return status;
+}
+
+/* A checkpoint is exported by several threads, and as it is by one. */
+static void export_of_many_blocks(void)
+{
+    static const char step[] = "runs/checkpoints/step-000001";
+    char path[256];
+    support_enter(folder);
+    model *m = small_model_create_sized(false, 9001, 500);
+    store *a = small_store_create(m, states, 2), *b = small_store_create(m, states, 2);
+    fill(a, 1);
+    checkpoint_options c = default_options();
+    c.shard_bytes = 18 << 20;
+    CHECK(save_at(a, 1, &c) == MT_OK, "%s", status_text());
+    snprintf(path, sizeof path, "%s/config.json", step);
+    support_write(path, "{\"model_type\": \"small\"}", 23);
+    model_source source = { 0 };
+    CHECK(model_source_open(step, &source) == MT_OK, "%s", status_text());
+    mt_weights together = *format;
+    const mt_weights in_order = without_write_at();
+    read_alone = format->read;
+    together.read = read_together;
+    int64_t bytes = 0;
+    for (int k = 0; k < 2; k++) {
+        const mt_dtype dtype = k ? MT_F32 : MT_BF16;
+        const export_options some = { .folder = "some", .dtype = dtype, .shard_bytes = 7 << 20 };
+        const export_options one = { .folder = "one", .dtype = dtype, .shard_bytes = 7 << 20 };
+        reads.most = 0;
+        CHECK(export_model(&source, m, &together, &some, &bytes) == MT_OK, "%s", status_text());
+        CHECK(reads.most > 1, "one thread");
+        CHECK(export_model(&source, m, &in_order, &one, &bytes) == MT_OK, "%s", status_text());
+        CHECK(system("diff -r some one") == 0, "other files when written in order");
+        if (dtype == MT_F32) {
+            CHECK(weights_load(b, "some", format, NULL) == MT_OK, "%s", status_text());
+            expect_equal(a, b, false);
+        }
+        CHECK(system("rm -r some one") == 0, " ");
+    }
+    /* One byte of a block in the middle. */
+    const export_options o = { .folder = "some", .dtype = MT_BF16 };
+    snprintf(path, sizeof path, "%s/model-00001-of-00003.safetensors", step);
+    flip_byte(path, 9 << 20);
+    CHECK(export_model(&source, m, format, &o, &bytes) == MT_ERR_FORMAT &&
+              support_says("model-00001-of-00003") && support_says("checksum"),
+          "a damaged checkpoint is exported");
+    CHECK(!support_exists("some") && !support_exists("some.tmp-export"), "something is left");
+    model_source_close(&source);
+    store_destroy(a);
+    store_destroy(b);
+    model_destroy(m);
+    support_leave(folder);
+}
+
 /* A store of about 80 MB: saving and loading it takes no more than the threads' buffers. */
 static void bounded_memory(void)
 {
@@ -953,6 +1037,7 @@ int main(int argc, char **argv)
     RUN(unreadable_files);
     RUN(small_disk);
     RUN(many_blocks);
+    RUN(export_of_many_blocks);
     RUN(bounded_memory);
     RUN(load_and_save);
     RUN(unlisted_folder);

@@ -432,6 +432,13 @@ static void export_every_layout(void)
         CHECK(support_exists("out/first/generation_config.json"), " ");
         CHECK(!support_exists("out/first/README.md"), " ");
 
+        /* A format that takes tensors in their order only, as an older plugin's. */
+        mt_weights in_order = *format;
+        in_order.struct_size = offsetof(mt_weights, write_at);
+        o.folder = "out/ordered";
+        CHECK(export_model(&source, &l->base, &in_order, &o, &bytes) == MT_OK, "%s", status_text());
+        CHECK(system("diff -r out/first out/ordered") == 0, "other files when written in order");
+
         /* The masters as they are, into an empty folder, named with a slash. */
         CHECK(mkdir("masters", 0777) == 0, " ");
         o = (export_options){ .folder = "masters/", .dtype = MT_F32 };
