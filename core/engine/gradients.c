@@ -429,7 +429,9 @@ mt_status lander_start(engine *e)
         free(at);
         return status_nomem("the engine's tables", (size_t)e->l.n_pieces * sizeof *at);
     }
-    if (e->l.parked)
+    for (int64_t i = 0; i < e->l.n_pieces; i++)
+        at[i] = -1;
+    if (e->l.parked && !e->l.leave_sums)
         layout_park(e->p, e->l.grad_size, at);
     char *data = e->region[LAYOUT_GRADS];
     mt_status st = e->b->event_create(e->dev, &e->loss_ready);

@@ -152,13 +152,13 @@ static void lay_out_grads(const plan *p, layout *l)
     l->leave_sums = p->device_sums && !narrow;
     int64_t two = LAYOUT_GRAD_BUFFERS * l->grad_stride;
     int64_t apart = layout_park(p, l->grad_size, NULL);
-    bool may_park = p->deep && p->groups == 1 && !p->device_sums;
-    l->parked = may_park && apart <= two;
-    l->parked_bytes = l->parked ? leave - apart : 0;
+    bool may_park = p->deep && p->groups == 1 && !p->device_sums, behind = may_park && apart <= two;
+    l->parked = behind || (p->deep && l->leave_sums);
+    l->parked_bytes = behind ? leave - apart : 0;
     l->park_apart = may_park ? apart : 0;
-    l->own_grads = p->held || l->leave_sums || l->parked;
+    l->own_grads = p->held || l->leave_sums || behind;
     l->n_grads = l->own_grads ? l->n_pieces : LAYOUT_GRAD_BUFFERS;
-    l->leave_bytes = l->parked ? apart : l->own_grads ? leave : two;
+    l->leave_bytes = behind ? apart : l->own_grads ? leave : two;
     if (p->device_sums)
         l->bytes[LAYOUT_GRAD_SUMS] = sums;
     if (!l->leave_sums)

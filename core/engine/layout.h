@@ -98,8 +98,9 @@ typedef struct layout {
     int64_t parked_bytes; /* of buffers in what forward saved for units above */
     int64_t park_apart;   /* of those that find no room there */
     bool own_grads;       /* every piece has a buffer of its own */
-    bool parked;          /* in what forward saved for units above, as far as there is room */
     bool leave_sums;      /* and that is its sums */
+    bool parked;          /* they may wait there: in their sums, or in what forward saved for units
+                           * above, as far as there is room */
     bool grad_plane;      /* FP32, in the store */
     bool narrow_plane;    /* BF16, of parameters with one contribution a step */
 } layout;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Gradients that wait on the device. As backward comes down, what forward saved for the units above
- * is done with, and has room for gradients that the optimizer has no time for yet: those of upper
- * units, for the lander takes the newest piece first, the one that the next forward needs first.
- * What is left at the end of the step leaves beside the next forward, before that comes to the
- * memory.
+ * Gradients that the optimizer has no time for yet wait on the device. Those of several groups do
+ * so in their sums. Those of one group do where forward saved activations: as backward comes down,
+ * what was saved for the units above is done with. The lander takes the newest piece first, the one
+ * that the next forward needs first. What is left at the end of the step leaves beside the next
+ * forward, before that comes to the memory.
  */
 #include "internal.h"
 

@@ -311,7 +311,9 @@ static void backward_visit(engine *e, const group_pass *g, int64_t pos)
     grad_buffer *grads = NULL;
     if (unit == e->m->n_units - 1)
         parking_vacate(e, unit); /* its forward is here */
-    if (leave || (forms && (!e->p->device_sums || (e->p->held && g->first_group)))) {
+    /* Sums of the last step may still be on their way to the optimizer. */
+    bool anew = g->first_group && (e->p->held || e->l.parked);
+    if (leave || (forms && (!e->p->device_sums || anew))) {
         grads = lander_acquire(e, v->piece, &index);
         r->copy_out = grads->copy_out;
     }

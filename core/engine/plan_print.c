@@ -143,13 +143,15 @@ static void put_segments(const printer *out, const plan *p)
 static void put_parking(const printer *out, const plan *p)
 {
     char a[32], b[32];
-    if (p->parked)
+    if (p->parked && p->device_sums)
+        put(out, "parking: gradients that the optimizer is behind with wait where they are summed");
+    else if (p->parked)
         put(out,
             "parking: gradients that the optimizer is behind with wait on the device, %s of them "
             "behind saved activations, %s in buffers of their own",
             human(p->parked_bytes, a, sizeof a), human(p->park_apart, b, sizeof b));
     else if (p->device_sums)
-        put(out, "parking: none, gradients are summed in device memory of their own");
+        put(out, "parking: none, gradients leave their sums rounded to bf16");
     else if (p->groups > 1)
         put(out, "parking: none, gradients leave after every group");
     else
