@@ -3,6 +3,7 @@
 #
 # A run that is killed while it writes the token cache, a checkpoint, the link to the best one,
 # while it removes older ones, while it exports; at random moments, too; and one whose disk is full.
+# An export that is killed at any call.
 # Every time what is there is whole, and what comes out in the end is, bit for bit, what the run
 # that was left alone made.
 # Usage: disk-faults.sh BUILD_FOLDER /PATH/OF/disk-fault.so [EVERY [TIMES [SEED]]]: every EVERYth call
@@ -172,5 +173,23 @@ for ((n = bytes / (2 * times + 1); n < bytes; n += bytes / times + 1)); do
         check "full after $n bytes: says what is there" grep -q 'goes on from run/checkpoints/step-' out
     check_folder "full after $n bytes"
     check_end "full after $n bytes"
+done
+
+# ---- an export is killed at every call -----------------------------------------------------------
+
+run=(export whole/checkpoints/step-000006 -o exported)
+faulty "DISK_COUNT=$PWD/count"
+mv exported exported-whole
+read -r calls bytes <count
+check "calls of an export: $calls" test "$calls" -gt 8
+for ((n = 1; n <= calls; n++)); do
+    faulty DISK_KILL_AT=$n
+    check "an export killed at call $n" test $? = 137
+    [[ ! -e exported ]] || check "killed at call $n: it is whole" diff -r exported-whole exported
+    rm -rf exported
+    expect 0 -- "${run[@]}"
+    check "after the kill at call $n: the same" diff -r exported-whole exported
+    check "after the kill at call $n: nothing is left over" bash -c '! compgen -G "*tmp-export"'
+    rm -rf exported
 done
 done_testing
