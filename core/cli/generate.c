@@ -140,10 +140,10 @@ static mt_status choose_length(work *w)
  * chat format of its own; NULL where there is none. */
 static run_manifest *read_run(const char *path)
 {
-    char file[RUN_FOLDER_PATH];
+    char folder[RUN_FOLDER_PATH], file[RUN_FOLDER_PATH + sizeof RUN_FOLDER_MANIFEST + 1];
     run_manifest *run = NULL;
-    int n = snprintf(file, sizeof file, "%s/../../" RUN_FOLDER_MANIFEST, path);
-    if (n >= (int)sizeof file || access(file, F_OK) < 0)
+    snprintf(file, sizeof file, "%s/" RUN_FOLDER_MANIFEST, run_folder_of(path, folder));
+    if (!folder[0] || access(file, F_OK) < 0)
         return NULL;
     if (run_read(file, NULL, 0, &run) != MT_OK)
         log_write(MT_LOG_WARNING, "the run's tokenizer and chat format are not used: %s",

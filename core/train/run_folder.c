@@ -60,17 +60,31 @@ static mt_status choose_resume(const run_manifest *run, run_folder *f)
                  "resume_from_checkpoint: auto");
 }
 
-/* Folder of the run that a checkpoint belongs to; "" where there is none. */
-static void find_folder(const char *checkpoint, char ret[RUN_FOLDER_PATH])
+/* Is it RUN/checkpoints? `ret` gets RUN, as the path says it. */
+static bool is_folder_of_checkpoints(const char *path, char ret[RUN_FOLDER_PATH])
 {
-    char *real = realpath(checkpoint, NULL);
-    for (int up = 0; real && up < 2; up++) {
-        char *slash = strrchr(real, '/');
-        if (slash)
-            *slash = '\0';
-    }
-    snprintf(ret, RUN_FOLDER_PATH, "%s", real ? real : "");
+    static const char name[] = "/" RUN_FOLDER_CHECKPOINTS;
+    size_t n = strlen(path), k = sizeof name - 1;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    if (n <= k || n - k >= RUN_FOLDER_PATH || strncmp(path + n - k, name, k) != 0 ||
+        !files_is_folder(path))
+        return false;
+    snprintf(ret, RUN_FOLDER_PATH, "%.*s", (int)(n - k), path);
+    return true;
+}
+
+const char *run_folder_of(const char *checkpoint, char ret[RUN_FOLDER_PATH])
+{
+    char state[RUN_FOLDER_PATH], *real = realpath(checkpoint, NULL);
+    char *slash = real ? strrchr(real, '/') : NULL;
+    bool good = slash && join(real, CHECKPOINT_STATE_FILE, state) == MT_OK && files_is_file(state);
+    if (good)
+        *slash = '\0';
+    if (!good || !is_folder_of_checkpoints(real, ret))
+        *ret = '\0';
     free(real);
+    return ret;
 }
 
 bool run_folder_find_base(const char *checkpoint, run_base *ret)
@@ -80,9 +94,9 @@ bool run_folder_find_base(const char *checkpoint, run_base *ret)
     const mt_config *c = NULL;
     const char *name = NULL, *init = NULL;
     *ret = (run_base){ 0 };
-    find_folder(checkpoint, ret->folder);
-    if (ret->folder[0] && join(ret->folder, RUN_FOLDER_MANIFEST, path) == MT_OK &&
-        files_is_file(path) && config_read_yaml(path, &whole) == MT_OK)
+    if (*run_folder_of(checkpoint, ret->folder) &&
+        join(ret->folder, RUN_FOLDER_MANIFEST, path) == MT_OK && files_is_file(path) &&
+        config_read_yaml(path, &whole) == MT_OK)
         c = config_section(whole, "");
     bool known = c && c->get_string(c, "model", &name) == MT_OK &&
                  strlen(name) < sizeof ret->model &&
@@ -233,20 +247,6 @@ bool run_folder_is(const char *path)
 {
     char folder[RUN_FOLDER_PATH];
     return join(path, RUN_FOLDER_CHECKPOINTS, folder) == MT_OK && files_is_folder(folder);
-}
-
-/* Is it RUN/checkpoints? `ret` gets RUN, as the path says it. */
-static bool is_folder_of_checkpoints(const char *path, char ret[RUN_FOLDER_PATH])
-{
-    static const char name[] = "/" RUN_FOLDER_CHECKPOINTS;
-    size_t n = strlen(path), k = sizeof name - 1;
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    if (n <= k || n - k >= RUN_FOLDER_PATH || strncmp(path + n - k, name, k) != 0 ||
-        !files_is_folder(path))
-        return false;
-    snprintf(ret, RUN_FOLDER_PATH, "%.*s", (int)(n - k), path);
-    return true;
 }
 
 mt_status run_folder_find_model(const char *path, char ret[RUN_FOLDER_PATH])

@@ -47,6 +47,10 @@ const char *run_folder_list(const char *folder, char ret[RUN_FOLDER_LIST]);
 /* Is there a run folder at `path`? */
 bool run_folder_is(const char *path);
 
+/* Folder of the run that the checkpoint RUN/checkpoints/step-NNNNNN belongs to; "" for what lies
+ * elsewhere. Returns `ret`. [main] */
+const char *run_folder_of(const char *checkpoint, char ret[RUN_FOLDER_PATH]);
+
 /* What the manifest in a run folder says that the run began with. */
 typedef struct run_base {
     char folder[RUN_FOLDER_PATH]; /* of the run */
@@ -54,8 +58,8 @@ typedef struct run_base {
     bool from_scratch; /* with random weights */
 } run_base;
 
-/* The base of the run that the checkpoint RUN/checkpoints/step-NNNNNN belongs to. False where there
- * is no RUN/run.yaml that can be read; ret->folder is RUN all the same, or "". [main] */
+/* The base of the run that the checkpoint belongs to. False where it is of none, or RUN/run.yaml
+ * cannot be read; ret->folder is as run_folder_of says. [main] */
 bool run_folder_find_base(const char *checkpoint, run_base *ret);
 
 #endif

@@ -184,6 +184,14 @@ cp -r run/checkpoints/step-000060 moved
 check 'a checkpoint carries the tokenizer that the run was given' cmp model/tokenizer.json moved/tokenizer.json
 rm moved/tokenizer*.json
 expect 1 'no tokenizer beside it' '--tokenizer' -- generate moved --prompt a
+mkdir models checkpoints
+cp -r moved models # where run.yaml is two folders above it, and of no run
+cp -r moved checkpoints
+rm checkpoints/moved/state.json
+for moved in models/moved checkpoints/moved; do
+    expect 1 'no tokenizer beside it' '--tokenizer' -- generate "$moved" --prompt a
+done
+rm -r models checkpoints
 cp model/* moved
 says 'Blue, like the sky.' moved --chat --prompt 'Name a color.'
 check 'which knows the format that the run was given' grep -q '"chat_format": "chatml"' moved/config.json
