@@ -182,15 +182,21 @@ static mt_status save(loop *l)
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
+/* Seconds that the run still takes; NaN after the first step done here, which warms caches up and
+ * says little about the others. */
+static double time_left(loop *l, const metrics_step *m)
+{
+    double steps = (double)(l->schedule.total - m->step);
+    bool first = l->s->startup.seconds[STARTUP_STEP] == 0;
+    if (!first)
+        l->step_time += (l->step_time > 0 ? 0.1 : 1) * (m->seconds - l->step_time);
+    return first && steps > 0 ? (double)NAN : l->step_time * steps;
+}
+
 static void show_progress(loop *l, const metrics_step *m)
 {
-    /* The first step warms caches up and says little about the others. */
-    if (l->step_time <= 0)
-        l->step_time = m->seconds;
-    else
-        l->step_time += 0.1 * (m->seconds - l->step_time);
-    double left = l->step_time * (double)(l->schedule.total - m->step);
     char line[256], aux[32] = "";
+    double left = time_left(l, m);
     if (m->has_aux_loss)
         snprintf(aux, sizeof aux, "  aux %.4f", m->aux_loss);
     snprintf(line, sizeof line,

@@ -24,7 +24,7 @@ typedef struct loop {
         room;         /* tokens of the steps done here, and what their micro-batches could hold */
     bool data_failed; /* what failed is the data or an evaluation: weights and states are good */
     double ended;     /* when the step before ended */
-    double step_time; /* moving average, seconds; 0 before the second step */
+    double step_time; /* moving average, seconds; 0 before the second step done here */
 } loop;
 
 /* All steps are done, or too many evaluations in a row were no better than the best. */

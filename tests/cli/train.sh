@@ -23,6 +23,8 @@ has_checkpoint() { compgen -G "$1/checkpoints/step-*/state.json" >/dev/null; }
 
 expect 0 'new run: random weights' 'start:  ' ' in all: ' 'plan ' 'finished: step 12 of 12' 'metrics:    run/metrics.jsonl' \
     'checkpoint: run/checkpoints/step-000012' -- train run.yaml
+check 'no guess from the first step' grep -q '^step 1/12 .* ETA ? ' out
+check 'a guess from the second on' bash -c '(($(grep -cE "^step ([2-9]|1[0-2])/12 .* ETA [0-9.]+s " out) == 11))'
 check 'a line for every step' test "$(grep -c '"loss"' run/metrics.jsonl)" = 12
 check 'an evaluation at 5, 10 and the end' \
     test "$(sed -n 's/{"step": \([0-9]*\), "validation_loss.*/\1/p' run/metrics.jsonl | tr '\n' ' ')" = '5 10 12 '
