@@ -349,6 +349,23 @@ static mt_status check_exclusive(const mt_config *c, const char *key, const char
     return MT_OK;
 }
 
+/* A step of more is a slip. Plans would be searched for at length, and what they count in bytes
+ * leave 64 bits. */
+enum { MOST_MICRO_BATCHES = 1 << 20 };
+static const int64_t most_step_tokens = INT64_C(1) << 36;
+
+static mt_status check_step_size(const run_manifest *r, const mt_config *c)
+{
+    int64_t micro = r->micro_batch_size * r->max_seq_len, n = r->gradient_accumulation_steps;
+    if (n <= MOST_MICRO_BATCHES && n <= most_step_tokens / micro)
+        return MT_OK;
+    return c->reject(
+        c, c->has(c, "tokens_per_step") ? "tokens_per_step" : "gradient_accumulation_steps",
+        "makes steps of %lld micro-batches of %lld tokens; expected at most %d of them, and %lld "
+        "tokens in all",
+        (long long)n, (long long)micro, MOST_MICRO_BATCHES, (long long)most_step_tokens);
+}
+
 /* As long as the length of documents is a default, the model may yet make it shorter. */
 static mt_status read_step_size(run_manifest *r, const mt_config *c, bool length_is_final)
 {
@@ -360,7 +377,7 @@ static mt_status read_step_size(run_manifest *r, const mt_config *c, bool length
                          "is %lld: times max_seq_len %lld that is more than %d tokens",
                          (long long)r->micro_batch_size, (long long)r->max_seq_len, INT32_MAX);
     if (!c->has(c, "tokens_per_step"))
-        return MT_OK;
+        return check_step_size(r, c);
     int64_t tokens, micro = r->micro_batch_size * r->max_seq_len;
     s = c->get_int(c, "tokens_per_step", &tokens);
     if (s != MT_OK)
@@ -375,7 +392,7 @@ static mt_status read_step_size(run_manifest *r, const mt_config *c, bool length
                          (long long)r->max_seq_len, (long long)micro,
                          (long long)((tokens + micro - 1) / micro * micro));
     r->gradient_accumulation_steps = tokens / micro;
-    return MT_OK;
+    return check_step_size(r, c);
 }
 
 static mt_status check_schedule(const reader *in)

@@ -182,6 +182,12 @@ static void test_wrong_values(void)
         { "  on_bad_numbers: skip\n  max_grad_norm: 0",
           ":3:19: 'train.on_bad_numbers' is skip, which needs clipping: with max_grad_norm: 0 "
           "updates start before all gradients are known; use stop, or clip" },
+        { "  gradient_accumulation_steps: 1e9",
+          ":3:32: 'train.gradient_accumulation_steps' makes steps of 1000000000 micro-batches of "
+          "1024 tokens; expected at most 1048576 of them, and 68719476736 tokens in all" },
+        { "  tokens_per_step: 137438953472\n  micro_batch_size: 131072",
+          ":3:20: 'train.tokens_per_step' makes steps of 1024 micro-batches of 134217728 tokens; "
+          "expected at most 1048576 of them, and 68719476736 tokens in all" },
         { "  micro_batch_size: 1e9",
           ":3:21: 'train.micro_batch_size' is 1000000000: times max_seq_len 1024 that is more than "
           "2147483647 tokens" },
