@@ -160,6 +160,27 @@ static mt_status make_programs(maker *k)
     return k->status;
 }
 
+/* Bytes are counted in 64 bits, and those of one value are multiplied by micro-batches and layers:
+ * what no machine holds is refused before it can come out as little. */
+static mt_status check_sizes(const tpl *t, const tpl_bounds *b)
+{
+    const double most = 0x1p42;
+    for (mt_val v = 0; v < t->graph->n_values; v++) {
+        const mt_shape *s = &t->graph->values[v].shape;
+        double rows = (double)s->rows.per_token * (double)b->tokens +
+                      (double)s->rows.per_document * (double)b->documents + (double)s->rows.fixed;
+        double bytes =
+            rows * (double)s->cols * (double)mt_dtype_size(maker_dtype(b->compute, s->kind));
+        if (bytes > most)
+            return status_set(MT_ERR_NOMEM,
+                              "template '%s': a value of [%.0f, %lld] would take %.0f TiB; is the "
+                              "model's size right? Else lower data.max_seq_len or "
+                              "train.micro_batch_size",
+                              t->name, rows, (long long)s->cols, bytes * 0x1p-40);
+    }
+    return MT_OK;
+}
+
 mt_status tpl_plan_create(const tpl *t, tpl_policy policy, const tpl_bounds *bounds,
                           const mt_backend *backend, void *device, tpl_plan **ret)
 {
@@ -170,7 +191,10 @@ mt_status tpl_plan_create(const tpl *t, tpl_policy policy, const tpl_bounds *bou
         return status_set(MT_ERR_INTERNAL,
                           "template '%s': a plan needs at least a token and a document", t->name);
     maker k = { .g = t->graph, .cut = bounds->segment_parts > 0 };
-    mt_status status = MT_ERR_NOMEM;
+    mt_status status = check_sizes(t, bounds);
+    if (status != MT_OK)
+        return status;
+    status = MT_ERR_NOMEM;
     tpl_plan *p = calloc(1, sizeof *p);
     if (!p)
         goto out;
