@@ -207,6 +207,9 @@ static mt_status find_tally(model *m)
     return MT_OK;
 }
 
+/* So that no sum of sizes leaves 64 bits: a thousand times what has ever been trained. */
+static const int64_t most_params = INT64_C(1) << 50;
+
 /* Lists the parameters that unit u owns. */
 static mt_status list_own(maker *k, int32_t u)
 {
@@ -223,6 +226,11 @@ static mt_status list_own(maker *k, int32_t u)
         char *name = arena_printf(k->mem, "%s%s", k->units[u].prefix, p->info.name);
         if (!name)
             return MT_ERR_NOMEM;
+        if (p->elems > most_params - m->total_params)
+            return status_set(MT_ERR_INVALID,
+                              "with '%s' the model has more than %lld parameters; are its sizes "
+                              "right?",
+                              name, (long long)most_params);
         m->params[m->n_params] = (model_param){ .name = name,
                                                 .prefix = k->units[u].prefix,
                                                 .info = &p->info,

@@ -49,6 +49,10 @@ sed 's/num_hidden_layers: 2/num_hidden_layers: 1000000000000/' model.yaml >deep.
 expect 1 'deep.yaml:5:' '1000000000000' -- inspect deep.yaml
 sed 's/num_attention_heads: 4/num_attention_heads: 8589934592/' model.yaml >many.yaml
 expect 1 'many.yaml:6:' '8589934592' -- inspect many.yaml
+sed 's/layers: 2/layers: 10000/; s/hidden_size: 32/hidden_size: 536870912/; s/heads: 4/heads: 1048576/
+    s/intermediate_size: 64/intermediate_size: 536870912/' model.yaml >huge.yaml
+expect 1 "with 'model.layers.0.self_attn.q_proj.weight' the model has more than 1125899906842624 parameters" \
+    -- inspect huge.yaml
 sed 's/intermediate_size: 64/intermediate_size: 2147483647/; s/embeddings: 128/embeddings: 1073741824/' model.yaml >wide.yaml
 expect 1 "template 'block': a value of [1073741824, 2147483647] would take 8388608 TiB" 'lower data.max_seq_len' \
     -- plan run.yaml model=wide.yaml data.max_seq_len=1073741824 train.micro_batch_size=1 --no-data
