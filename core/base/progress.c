@@ -25,7 +25,8 @@ double progress_now(void)
 
 void progress_begin(progress *p, const char *what, int64_t total)
 {
-    *p = (progress){ .what = what, .total = total, .next = now() + QUIET };
+    int64_t began = now();
+    *p = (progress){ .what = what, .total = total, .began = began, .next = began + QUIET };
 }
 
 void progress_add(progress *p, int64_t bytes)
@@ -34,12 +35,13 @@ void progress_add(progress *p, int64_t bytes)
     int64_t done = atomic_fetch_add(&p->done, bytes) + bytes;
     int64_t at = now(), next = atomic_load(&p->next);
     /* Of the threads that find it is time, one speaks. */
-    if (at < next ||
+    if (at < next || done <= 0 ||
         !atomic_compare_exchange_strong(&p->next, &next, at + (log_has_terminal() ? LIVE : QUIET)))
         return;
     char text[160];
-    snprintf(text, sizeof text, "%s: %.1f of %.1f GiB", p->what, (double)done * gib,
-             (double)p->total * gib);
+    double rate = (double)done / ((double)(at - p->began) * 1e-9), left = (double)(p->total - done);
+    snprintf(text, sizeof text, "%s: %.1f of %.1f GiB, %.2f GiB/s, %.0f s left", p->what,
+             (double)done * gib, (double)p->total * gib, rate * gib, left / rate);
     if (log_has_terminal())
         log_live(text);
     else

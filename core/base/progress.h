@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How far something is that takes long: on the live line of a terminal, else in a log line every
- * two seconds. What is over before that is not worth a word.
+ * How far something is that takes long, at what rate, and how much time it still takes at that: on
+ * the live line of a terminal, else in a log line every two seconds. What is over before that is
+ * not worth a word.
  */
 #ifndef MT_CORE_PROGRESS_H
 #define MT_CORE_PROGRESS_H
@@ -12,6 +13,7 @@
 typedef struct progress {
     const char *what;
     int64_t total; /* bytes */
+    int64_t began; /* ns */
     _Atomic int64_t done;
     _Atomic int64_t next; /* when to speak again, ns */
     _Atomic bool spoken;

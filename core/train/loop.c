@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The training loop: batches, learning rate, steps, metrics, evaluation, checkpoints. loop_begin.c
- * has how a run starts or goes on, signals.c what stops it.
+ * The training loop: batches, learning rate, steps, metrics, evaluation. loop_begin.c has how a run
+ * starts or goes on, loop_save.c how it is saved, signals.c what stops it.
  *
  * Everything that a step writes or decides is a function of the state that a checkpoint holds and
  * of the manifest, so that a resumed run goes on as if it had never stopped.
@@ -123,60 +123,6 @@ mt_status loop_evaluate(loop *l)
               (long long)e.step, e.loss, exp(e.loss), human_count((double)e.targets).s,
               human_seconds(e.seconds).s);
     metrics_write_eval(l->metrics, &e);
-    return MT_OK;
-}
-
-/* ---- checkpoints ----------------------------------------------------------------------------- */
-
-/* What makes the checkpoint a model folder, besides the weights. */
-static mt_status write_config(void *arg, const char *folder)
-{
-    const loop *l = arg;
-    const session *s = l->s;
-    const char *format = l->run->chat_format; /* NULL: spelled out */
-    bool named = s->chat && format && strcmp(format, "auto") != 0;
-    const mt_config *spelled_out =
-        s->chat && !format ? config_section(l->run->config, "data.chat_format") : NULL;
-    mt_status st =
-        model_source_write_config(&s->source, folder, NULL, named ? format : NULL, spelled_out);
-    return st == MT_OK ? export_copy_files(s->source.weights, s->tokenizer_path, folder) : st;
-}
-
-checkpoint_options loop_save_options(const loop *l)
-{
-    /* While steps are skipped nothing gets better: older, maybe saner, weights stay. */
-    int64_t keep = l->state.skipped_in_a_row ? 0 : l->run->save_total_limit;
-    return (checkpoint_options){ .folder = l->folder.checkpoints,
-                                 .keep = keep,
-                                 .best_step = l->run->save_best ? l->state.best_step : 0,
-                                 .weights_only = l->run->weights_only,
-                                 .weights_dtype = MT_F32,
-                                 .model_type = l->s->source.model_type };
-}
-
-static mt_status save(loop *l)
-{
-    const checkpoint_options options = loop_save_options(l);
-    double began = progress_now();
-    mt_status st = engine_drain(l->s->engine);
-    if (st == MT_OK)
-        st = checkpoint_save(l->s->store, &l->state, &options, l->format, write_config, l);
-    if (st == MT_ERR_IO && l->folder.resume[0]) {
-        char text[2048];
-        snprintf(text, sizeof text, "%s", status_text());
-        return status_set(st, "%s; the same command then goes on from %s", text, l->folder.resume);
-    }
-    if (st != MT_OK)
-        return st;
-    l->saved_step = l->state.step;
-    st = checkpoint_latest(l->folder.checkpoints, l->folder.resume, sizeof l->folder.resume);
-    if (st != MT_OK)
-        return st;
-    log_write(MT_LOG_INFO, "step %lld: saved %s in %s", (long long)l->state.step, l->folder.resume,
-              human_seconds(progress_now() - began).s);
-    if (l->state.skipped_in_a_row == 0)
-        strcpy(l->good, l->folder.resume);
-    l->ended = progress_now();
     return MT_OK;
 }
 
@@ -341,7 +287,7 @@ static mt_status steps(loop *l)
         }
         bool best = l->run->save_best && l->state.best_step == l->state.step;
         if (st == MT_OK && (best || every(l->state.step, l->run->save_steps)))
-            st = save(l);
+            st = loop_save(l);
     }
     if (st == MT_OK && l->state.step < l->schedule.total)
         log_write(
@@ -509,7 +455,7 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
         l.saved_step != l.state.step) {
         char text[2048];
         snprintf(text, sizeof text, "%s", status_text());
-        mt_status saved = save(&l);
+        mt_status saved = loop_save(&l);
         if (st == MT_OK || st == MT_ERR_STOPPED)
             st = saved == MT_OK ? st : saved;
         else

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A training run on its way: what loop.c and loop_begin.c share.
+ * A training run on its way: what loop.c, loop_begin.c and loop_save.c share.
  */
 #ifndef MT_CORE_LOOP_INTERNAL_H
 #define MT_CORE_LOOP_INTERNAL_H
@@ -25,6 +25,7 @@ typedef struct loop {
     bool data_failed; /* what failed is the data or an evaluation: weights and states are good */
     double ended;     /* when the step before ended */
     double step_time; /* moving average, seconds; 0 before the second step done here */
+    bool told_cost;   /* what saves take of the time */
 } loop;
 
 /* All steps are done, or too many evaluations in a row were no better than the best. */
@@ -35,6 +36,11 @@ mt_status loop_evaluate(loop *l);
 
 /* How the state as it is now is saved. */
 checkpoint_options loop_save_options(const loop *l);
+/* Saves it, and says what that took. */
+mt_status loop_save(loop *l);
+/* Steps between saves with which these take 2% of the time or less: 1, 2 or 5 times a power of ten;
+ * 0 where they take no more than 5% as it is. [pure] */
+int64_t loop_advise_save_steps(double save_seconds, double step_seconds, int64_t save_steps);
 /* Where the finished run is exported to; false: nowhere. */
 bool loop_export_folder(const run_manifest *run, char ret[RUN_FOLDER_PATH]);
 

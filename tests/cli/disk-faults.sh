@@ -3,7 +3,7 @@
 #
 # A run that is killed while it writes the token cache, a checkpoint, the link to the best one,
 # while it removes older ones, while it exports; at random moments, too; and one whose disk is full.
-# An export that is killed at any call.
+# An export that is killed at any call. A disk that is slow, which is said.
 # Every time what is there is whole, and what comes out in the end is, bit for bit, what the run
 # that was left alone made.
 # Usage: disk-faults.sh BUILD_FOLDER /PATH/OF/disk-fault.so [EVERY [TIMES [SEED]]]: every EVERYth call
@@ -192,4 +192,13 @@ for ((n = 1; n <= calls; n++)); do
     check "after the kill at call $n: nothing is left over" bash -c '! compgen -G "*tmp-export"'
     rm -rf exported
 done
+
+# ---- a slow disk ---------------------------------------------------------------------------------
+
+run=(train run.yaml output_dir=slow train.max_steps=3 train.warmup_steps=0 train.eval_steps=0 checkpoint.save_best=false checkpoint.export=false)
+faulty DISK_SLOW=300
+check 'a slow disk: saved' grep -q 'step 3: saved slow/checkpoints/step-000003 in ' out
+check 'a slow disk: how much, and how fast' grep -qE 'saved .* in [0-9.]+s: [0-9.]+ [KM]iB at [0-9.]+ [KM]?i?B/s$' out
+check 'a slow disk: what to do' grep -qE 'saves take [0-9]+% of the time: .* checkpoint.save_steps=[125]0*0 they would take' out
+check 'a slow disk: said once' test "$(grep -c 'saves take' out)" = 1
 done_testing

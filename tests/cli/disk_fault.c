@@ -8,6 +8,7 @@
  *                         still fits
  *     DISK_REFUSES=NAME   what is written to files of that name finds the disk full
  *     DISK_FREE=N         so many bytes are said to be free on every disk
+ *     DISK_SLOW=MS        every flush takes MS milliseconds longer
  *     DISK_COUNT=FILE     how many calls and bytes there were, when the program ends by itself
  *
  * Calls of the C library among themselves, such as stdio's, are not seen.
@@ -139,7 +140,16 @@ int statvfs(const char *path, struct statvfs *ret)
         return next arguments;                                                                     \
     }
 
-CALL(fsync, (int fd), (fd))
+int fsync(int fd)
+{
+    NEXT(fsync);
+    if (is_last())
+        die();
+    if (setting("DISK_SLOW") > 0)
+        usleep((useconds_t)setting("DISK_SLOW") * 1000);
+    return next(fd);
+}
+
 CALL(mkdir, (const char *path, mode_t mode), (path, mode))
 CALL(remove, (const char *path), (path))
 CALL(rename, (const char *from, const char *to), (from, to))
