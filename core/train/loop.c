@@ -409,6 +409,19 @@ static bool is_in_run(const run_manifest *run, const char *path)
     return strncmp(file, folder, n) == 0 && file[n] == '/';
 }
 
+/* Is the folder, slashes at its end or not, one that holds the run by the time of the export? */
+static bool is_of_run(const run_manifest *run, const char *folder)
+{
+    const char *own = from_here(run->output_dir), *path = from_here(folder);
+    size_t n = strlen(own);
+    if (strncmp(path, own, n) != 0)
+        return false;
+    path += n;
+    if (strncmp(path, "/" RUN_FOLDER_CHECKPOINTS, sizeof RUN_FOLDER_CHECKPOINTS) == 0)
+        path += sizeof RUN_FOLDER_CHECKPOINTS;
+    return path[strspn(path, "/")] == '\0';
+}
+
 mt_status train_check_places(const run_manifest *run, const session_engine_options *options)
 {
     char folder[RUN_FOLDER_PATH];
@@ -417,8 +430,13 @@ mt_status train_check_places(const run_manifest *run, const session_engine_optio
     if (st == MT_OK && mistaken_home(run->export_dir))
         return c->reject(c, "export",
                          "begins with ~, which only a shell knows: write the path out");
-    if (st == MT_OK && loop_export_folder(run, folder) &&
-        (st = export_check_folder(folder, true)) != MT_OK)
+    bool exports = st == MT_OK && loop_export_folder(run, folder);
+    if (exports && is_of_run(run, folder))
+        return c->reject(c, "export",
+                         "is a folder of the run itself, which is not empty at the end; name "
+                         "another one, or true for %s/" RUN_FOLDER_EXPORT,
+                         run->output_dir);
+    if (exports && (st = export_check_folder(folder, true)) != MT_OK)
         return config_blame(c, "export");
     if (st != MT_OK || !options->trace || is_in_run(run, options->trace))
         return st;

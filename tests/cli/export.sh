@@ -170,6 +170,12 @@ expect 0 'exported second/checkpoints/step-000001 to second/model' \
     -- train run.yaml model=start output_dir=second train.max_steps=1 "${short[@]}"
 expect 0 -- train run.yaml model=start output_dir=second train.max_steps=1 "${short[@]}"
 check 'but not twice' bash -c '! grep -q exported out'
+# Not only once the run is over.
+for folder in new new/ ./new/checkpoints new/checkpoints//; do
+    expect 1 "'checkpoint.export' is a folder of the run itself" 'or true for new/model' \
+        -- train run.yaml output_dir=new checkpoint.export=$folder data.files=missing.txt
+done
+
 # Manifest and card tell how the run was trained: not what a run asked for that did nothing, nor
 # that it began with what it did not begin with.
 cp second/run.yaml as-trained.yaml
