@@ -210,7 +210,6 @@ const void *registry_interface(const plugin_record *r, const char *interface_id)
 static mt_status not_found(plugin_kind kind, const char *what)
 {
     char list[1024] = "", near[128] = "";
-    size_t used = 0;
     int32_t n = 0;
     for (int32_t i = 0; i < registry.n; i++)
         for (int32_t k = 0; registry.entries[i]->record.provides[k]; k++)
@@ -224,9 +223,7 @@ static mt_status not_found(plugin_kind kind, const char *what)
         for (int32_t k = 0; r->kind == kind && r->provides[k]; k++) {
             if (find_provider(kind, r->provides[k]) != registry.entries[i])
                 continue; /* an earlier plugin has said it */
-            int w =
-                snprintf(list + used, sizeof list - used, "%s%s", n ? ", " : "", r->provides[k]);
-            used += w > 0 && (size_t)w < sizeof list - used ? (size_t)w : 0;
+            text_append(list, sizeof list, "%s%s", n ? ", " : "", r->provides[k]);
             all[n++] = r->provides[k];
         }
     }
@@ -235,11 +232,8 @@ static mt_status not_found(plugin_kind kind, const char *what)
         snprintf(near, sizeof near, "; did you mean '%s'?", all[best]);
     free(all);
     if (n == 0) {
-        for (int32_t i = 0; i < registry.n_folders; i++) {
-            int w = snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "",
-                             registry.folders[i].path);
-            used += w > 0 && (size_t)w < sizeof list - used ? (size_t)w : 0;
-        }
+        for (int32_t i = 0; i < registry.n_folders; i++)
+            text_append(list, sizeof list, "%s%s", i ? ", " : "", registry.folders[i].path);
         return status_set(MT_ERR_NOT_FOUND,
                           "no plugin provides %s '%s': there is none of this kind in: %s; name "
                           "more folders with --plugin-dir or in MEGATRAIN_PLUGIN_PATH",
