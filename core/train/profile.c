@@ -245,12 +245,16 @@ static mt_status read_rate(const mt_config *c, const char *key, double *ret)
     return st;
 }
 
-static mt_status read_count(const mt_config *c, const char *key, int64_t *ret)
+/* Of bytes, tokens, rows: sums of a few stay within 64 bits. */
+static const int64_t most_count = INT64_C(1) << 60;
+
+static mt_status read_count(const mt_config *c, const char *key, int64_t most, int64_t *ret)
 {
     int64_t x;
     mt_status st = c->get_int(c, key, &x);
-    if (st == MT_OK && x < 1)
-        return c->reject(c, key, "is %lld, but must be at least 1", (long long)x);
+    if (st == MT_OK && (x < 1 || x > most))
+        return c->reject(c, key, "is %lld, but must be from 1 to %lld", (long long)x,
+                         (long long)most);
     if (st == MT_OK)
         *ret = x;
     return st;
@@ -275,7 +279,7 @@ static mt_status read_record(const mt_config *c, const field *v, const char *key
     mt_status st = MT_OK;
     switch (v->type) {
     case FIELD_INT:
-        st = read_count(c, key, &whole);
+        st = read_count(c, key, most_count, &whole);
         memcpy(record + v->offset, &whole, sizeof whole);
         break;
     case FIELD_RATE_OR_NONE:
@@ -327,13 +331,11 @@ static mt_status read_device(const mt_config *c, hardware *h)
     if (st == MT_OK)
         st = read_text(c, "device.details", d->details, sizeof d->details);
     if (st == MT_OK)
-        st = read_count(c, "device.threads", &threads);
-    if (st == MT_OK && threads > UINT32_MAX)
-        st = c->reject(c, "device.threads", "is too large");
+        st = read_count(c, "device.threads", UINT32_MAX, &threads);
     if (st == MT_OK)
-        st = read_count(c, "device.memory_total", &d->memory_total);
+        st = read_count(c, "device.memory_total", most_count, &d->memory_total);
     if (st == MT_OK)
-        st = read_count(c, "device.memory_free", &d->memory_free);
+        st = read_count(c, "device.memory_free", most_count, &d->memory_free);
     if (st == MT_OK)
         st = c->get_bool(c, "device.unified", &unified);
     if (st == MT_OK)
@@ -381,13 +383,13 @@ static mt_status read_profile(config *whole, hardware *h)
     if (st == MT_OK)
         st = read_text(c, "host", h->host, sizeof h->host);
     if (st == MT_OK)
-        st = read_count(c, "measured_at", &h->measured_at);
+        st = read_count(c, "measured_at", most_count, &h->measured_at);
     if (st == MT_OK)
         st = read_device(c, h);
     if (st == MT_OK)
-        st = read_count(c, "cpus", &h->cpus);
+        st = read_count(c, "cpus", INT32_MAX, &h->cpus);
     if (st == MT_OK)
-        st = read_count(c, "host_memory_free", &h->host_memory);
+        st = read_count(c, "host_memory_free", most_count, &h->host_memory);
     if (st == MT_OK)
         st = read_rate(c, "pin", &h->pin);
     if (st == MT_OK)

@@ -135,6 +135,9 @@ misspelled 's/^pin:/pinn:/' "key 'pin' is missing; is it meant by 'pinn'?"
 misspelled '0,/ copy:/s/ copy:/ copi:/' "copy' is missing; is it meant by 'copi'?"
 misspelled 's/^gemms:/gems:/' "key 'gemms' is missing; is it meant by 'gems'?"
 misspelled 's/^cpus:/fan: 1\ncpus:/' "unknown key 'fan'"
+# And so does one with a number that cannot be.
+misspelled 's/^cpus: .*/cpus: 5000000000/' "'cpus' is 5000000000, but must be from 1 to 2147483647"
+misspelled 's/^host_memory_free: .*/host_memory_free: 0/' "'host_memory_free' is 0, but must be from 1 to "
 
 expect 0 'GEMM' -- bench hardware --device cpu --quick
 check 'a rough profile is not kept' test ! -e "$XDG_CACHE_HOME/megatrain"
