@@ -20,16 +20,23 @@ static builder *self(mt_builder *b)
     return (builder *)b;
 }
 
+static void vrefuse(builder *b, const char *fmt, va_list args) MT_PRINTF(2, 0);
 static void refuse(builder *b, const char *fmt, ...) MT_PRINTF(2, 3);
-static void refuse(builder *b, const char *fmt, ...)
+
+static void vrefuse(builder *b, const char *fmt, va_list args)
 {
     if (b->status != MT_OK)
         return;
+    status_vset(MT_ERR_INVALID, fmt, args);
+    b->status = status_prefix(MT_ERR_INVALID, "template '%s'", b->name);
+}
+
+static void refuse(builder *b, const char *fmt, ...)
+{
     va_list args;
     va_start(args, fmt);
-    status_vset(MT_ERR_INVALID, fmt, args);
+    vrefuse(b, fmt, args);
     va_end(args);
-    b->status = status_prefix(MT_ERR_INVALID, "template '%s'", b->name);
 }
 
 /* Makes room for one more element of a growing array; false when out of memory. */
@@ -289,14 +296,10 @@ static void build_op(mt_builder *mb, const char *op, const mt_val *in, uint32_t 
 
 static void build_fail(mt_builder *mb, const char *fmt, ...)
 {
-    builder *b = self(mb);
-    if (b->status != MT_OK)
-        return;
     va_list args;
     va_start(args, fmt);
-    status_vset(MT_ERR_INVALID, fmt, args);
+    vrefuse(self(mb), fmt, args);
     va_end(args);
-    b->status = status_prefix(MT_ERR_INVALID, "template '%s'", b->name);
 }
 
 static const mt_builder_api api = {
