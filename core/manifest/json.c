@@ -12,44 +12,42 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static mt_status convert(config *c, const json_t *from, node_mark mark, int32_t depth, node **ret)
+static mt_status convert(config *c, const json_t *from, node_mark mark, int32_t depth, node **ret);
+
+static mt_status convert_map(config *c, const json_t *from, node_mark mark, int32_t depth, node *n)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)from, key, value)
+    {
+        node *below = NULL;
+        const char *copy = arena_strdup(&c->arena, key);
+        mt_status s = copy ? convert(c, value, mark, depth + 1, &below) : MT_ERR_NOMEM;
+        if (s != MT_OK)
+            return s;
+        if (!node_append(c, n, copy, mark, below))
+            return MT_ERR_NOMEM;
+    }
+    return MT_OK;
+}
+
+static mt_status convert_list(config *c, const json_t *from, node_mark mark, int32_t depth, node *n)
+{
+    for (size_t i = 0; i < json_array_size(from); i++) {
+        node *below = NULL;
+        mt_status s = convert(c, json_array_get(from, i), mark, depth + 1, &below);
+        if (s != MT_OK)
+            return s;
+        if (!node_append(c, n, NULL, mark, below))
+            return MT_ERR_NOMEM;
+    }
+    return MT_OK;
+}
+
+static mt_status convert_scalar(config *c, const json_t *from, node *n)
 {
     char text[64];
-    node *n = node_create(c, NODE_NULL, mark);
-    if (!n)
-        return MT_ERR_NOMEM;
-    if (depth > NODE_MAX_DEPTH)
-        return status_set(MT_ERR_FORMAT, "%s: nested more than %d deep", mark.label,
-                          NODE_MAX_DEPTH);
-    n->plain = true;
     switch (json_typeof(from)) {
-    case JSON_OBJECT: {
-        const char *key;
-        json_t *value;
-        n->kind = NODE_MAP;
-        json_object_foreach((json_t *)from, key, value)
-        {
-            node *below = NULL;
-            const char *copy = arena_strdup(&c->arena, key);
-            mt_status s = copy ? convert(c, value, mark, depth + 1, &below) : MT_ERR_NOMEM;
-            if (s != MT_OK)
-                return s;
-            if (!node_append(c, n, copy, mark, below))
-                return MT_ERR_NOMEM;
-        }
-        break;
-    }
-    case JSON_ARRAY:
-        n->kind = NODE_LIST;
-        for (size_t i = 0; i < json_array_size(from); i++) {
-            node *below = NULL;
-            mt_status s = convert(c, json_array_get(from, i), mark, depth + 1, &below);
-            if (s != MT_OK)
-                return s;
-            if (!node_append(c, n, NULL, mark, below))
-                return MT_ERR_NOMEM;
-        }
-        break;
     case JSON_STRING:
         n->kind = NODE_STRING;
         n->plain = false;
@@ -72,14 +70,34 @@ static mt_status convert(config *c, const json_t *from, node_mark mark, int32_t 
         n->boolean = json_is_true(from);
         n->text = n->boolean ? "true" : "false";
         break;
-    case JSON_NULL:
+    default:
         n->text = "null";
-        break;
     }
-    if (n->kind != NODE_MAP && n->kind != NODE_LIST && !n->text)
+    return n->text ? MT_OK : MT_ERR_NOMEM;
+}
+
+static mt_status convert(config *c, const json_t *from, node_mark mark, int32_t depth, node **ret)
+{
+    if (depth > NODE_MAX_DEPTH)
+        return status_set(MT_ERR_FORMAT, "%s: nested more than %d deep", mark.label,
+                          NODE_MAX_DEPTH);
+    node *n = node_create(c, NODE_NULL, mark);
+    if (!n)
         return MT_ERR_NOMEM;
-    *ret = n;
-    return MT_OK;
+    n->plain = true;
+    mt_status s;
+    if (json_is_object(from)) {
+        n->kind = NODE_MAP;
+        s = convert_map(c, from, mark, depth, n);
+    } else if (json_is_array(from)) {
+        n->kind = NODE_LIST;
+        s = convert_list(c, from, mark, depth, n);
+    } else {
+        s = convert_scalar(c, from, n);
+    }
+    if (s == MT_OK)
+        *ret = n;
+    return s;
 }
 
 mt_status config_read_json(const char *path, config **ret)
