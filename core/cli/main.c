@@ -39,7 +39,13 @@ static void hold_streams(void)
 
 static int run(int argc, char **argv)
 {
+    static char option[] = "--help";
     const char *name = argc > 1 ? argv[1] : NULL;
+    if (argc > 2 && strcmp(name, "help") == 0) { /* `help bench step`: `bench step --help` */
+        memmove(argv + 1, argv + 2, (size_t)(argc - 2) * sizeof *argv);
+        argv[argc - 1] = option;
+        name = argv[1];
+    }
     if (!name) {
         print_commands(stderr);
         return CLI_USAGE;

@@ -239,6 +239,7 @@ expect 0 'commands:' 'megatrain train first.yaml' -- --help
 for command in train plan generate eval inspect bench 'bench step' plugins version; do
     # shellcheck disable=SC2086
     expect 0 "usage: megatrain $command" 'example' -- $command --help
+    expect 0 "usage: megatrain $command" 'example' -- help $command
 done
 
 # ---- wrong usage ---------------------------------------------------------------------------------
