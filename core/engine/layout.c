@@ -333,8 +333,11 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
         l.bytes[LAYOUT_LOGITS] = layout_align(l.bytes[LAYOUT_LOGITS]);
         l.bytes[LAYOUT_HOST_LOGITS] = l.bytes[LAYOUT_LOGITS];
     }
-    int64_t events = p->groups * l.n_visits * (p->group_batches + 4) * 2;
-    l.n_events = max64(LAYOUT_MIN_EVENTS, events);
+    /* Of two steps: what each micro-batch takes of every visit, its copies, and what workers do. */
+    int64_t events = p->groups * (l.n_visits * (p->group_batches + 4) +
+                                  l.gather_rows * l.gather_cols / LAYOUT_PACK_ELEMS) +
+                     l.n_blocks * (1 + (p->device_sums ? 1 : p->groups));
+    l.n_events = max64(LAYOUT_MIN_EVENTS, 2 * events);
     l.bytes[LAYOUT_TIMELINE] = layout_align(l.n_events * 16);
 
     for (int32_t u = 0; u < m->n_units; u++) {

@@ -17,6 +17,7 @@ enum {
     LAYOUT_DEEP_SHARE = 16,       /* with plan.deep: of so many bytes of gradients one has room */
     LAYOUT_FLIGHT = 16,           /* copies out whose end nobody has seen yet */
     LAYOUT_JOIN_ELEMS = 1 << 24,  /* masters that are joined at once: bounds the scratch */
+    LAYOUT_PACK_ELEMS = 1 << 17,  /* of a table's rows that a worker packs at a time */
     LAYOUT_SETS = 2,              /* groups whose batches are on the device */
     LAYOUT_LOGIT_ROWS = 16,       /* rows of logits formed at once */
     LAYOUT_MIN_EVENTS = 1 << 15

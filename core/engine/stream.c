@@ -45,8 +45,6 @@ static void index_rows(engine *e, group_set *s)
         row_of[s->rows[r]] = -1;
 }
 
-enum { PACK_ELEMS = 1 << 17 }; /* of a worker at a time */
-
 /* Packs the rows in use of every gathered table. The workers do it: it is the one copy of weights
  * that host memory pays for twice, and where an update is under way they make it of those rows. */
 static void pack_rows(engine *e, int32_t set)
@@ -59,7 +57,7 @@ static void pack_rows(engine *e, int32_t set)
             if (!unit->t->params[k].gathered)
                 continue;
             pool_wait_table(e, unit->slot[k]);
-            int64_t rows = PACK_ELEMS / cols > 0 ? PACK_ELEMS / cols : 1;
+            int64_t rows = LAYOUT_PACK_ELEMS / cols > 0 ? LAYOUT_PACK_ELEMS / cols : 1;
             pool_submit(e, &(work){ .kind = WORK_GATHER,
                                     .param = unit->slot[k],
                                     .end = s->n_rows * cols,

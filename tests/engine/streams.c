@@ -351,6 +351,29 @@ static int overlaps(const char *path)
     return n;
 }
 
+/* What workers do is on it too, where it is traced: of a large model most of what there is. */
+static void the_timeline_holds_two_steps(void)
+{
+    world_options o = training();
+    world w;
+    void *device;
+    const mt_backend *b = world_backend(&device);
+    layout l;
+    o.hidden = 2048;
+    o.vocab = 100000;
+    o.blocks = 96;
+    o.request.groups = 4;
+    o.request.gradients = PLAN_GRADIENTS_HOST;
+    world_model(&o, &w);
+    CHECK(world_plan(&o, w.m, &w.p) == MT_OK, "%s", status_text());
+    layout_make(w.p, b, device, &l);
+    int64_t adds = 4 * l.n_blocks, updates = l.n_blocks;
+    CHECK(2 * (adds + updates) > LAYOUT_MIN_EVENTS && l.n_events > 2 * (adds + updates),
+          "%lld events for %lld adds and %lld updates", (long long)l.n_events, (long long)adds,
+          (long long)updates);
+    world_close(&w);
+}
+
 static void weights_arrive_while_the_unit_below_computes(void)
 {
     char path[] = "/tmp/mt-trace-XXXXXX";
@@ -747,6 +770,7 @@ int main(void)
     RUN(gradients_wait_where_they_fit);
     RUN(a_backend_without_narrow_has_fp32_gradients);
     RUN(a_tight_limit_gives_a_mixed_plan);
+    RUN(the_timeline_holds_two_steps);
     RUN(weights_arrive_while_the_unit_below_computes);
     RUN(a_forward_begins_before_the_last_update);
     RUN(a_forward_needs_few_rows_of_a_table);
