@@ -191,11 +191,12 @@ static void gradients_wait_where_they_fit(void)
 }
 
 /* Without the memory for it, gradients are not summed on the device unless that is asked for. */
-static void sums_go_where_they_fit(void)
+static void sums_go_where_they_fit_on(bool apart)
 {
     world_options o = training();
     world any;
     plan *p;
+    o.apart = apart;
     world_model(&o, &any);
     o.request.groups = 4;
     o.request.policy = TPL_INPUT;
@@ -214,6 +215,12 @@ static void sums_go_where_they_fit(void)
     CHECK(world_plan(&o, any.m, &p) == MT_ERR_NOMEM);
     CHECK(strstr(status_text(), "memory.gradients: auto") != NULL, "%s", status_text());
     world_close(&any);
+}
+
+static void sums_go_where_they_fit(void)
+{
+    sums_go_where_they_fit_on(false);
+    sums_go_where_they_fit_on(true);
 }
 
 static void a_backend_without_narrow_has_fp32_gradients(void)
