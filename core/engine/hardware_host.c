@@ -247,7 +247,10 @@ static mt_status make_memory(const mt_backend *b, void *device, int64_t bytes, v
 
 mt_status hardware_time_update(const mt_backend *b, void *device, double *ret)
 {
-    const int64_t each = 16 << 20, most = 1 << 30;
+    /* More than caches hold, but little where the plan need not know what runs beside what. */
+    mt_device_info info = { .struct_size = sizeof info };
+    b->info(device, &info);
+    const int64_t each = (int64_t)(info.unified ? 16 : 64) << 20, most = 1 << 30;
     int64_t bytes = each * most_threads();
     void *memory;
     mt_status st = make_memory(b, device, bytes < most ? bytes : most, &memory, &bytes);
