@@ -72,6 +72,8 @@ BUILD(balance_mode, mt_router_attr a = { .top_k = 1 }; a.scale = 1;
       mt_val logits = mt_linear(b, mt_input(b, 0, H), mt_matrix(b, "r", 3, H, 0.1), MT_NONE);
       mt_routing to = mt_router(b, logits, MT_NONE, &a);
       mt_balance_loss(b, logits, &to, &(mt_balance_attr){ 3, 0, 1 });)
+BUILD(rope_pairing, mt_rope_attr a = { .head_dim = H, .rotary_dim = 4, .pairing = 2 };
+      mt_output(b, 0, mt_rope(b, mt_input(b, 0, H), &a, 1));)
 
 static void builder(void)
 {
@@ -96,6 +98,7 @@ static void builder(void)
     refused(delta_gate, "g must be an activation of 2 columns with a row a token, in the "
                         "statistics dtype");
     refused(balance_mode, "'balance_loss': mode 3 is unknown");
+    refused(rope_pairing, "'rope': pairing 2 is unknown");
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */

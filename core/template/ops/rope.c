@@ -17,6 +17,8 @@ static mt_status shape(const mt_shape *in, uint32_t n_in, const void *attr, mt_o
         return op_refuse(error, error_size,
                          "rotary dimension %d must be even, at least 2, at most %d and at most %d",
                          a->rotary_dim, a->head_dim, 2 * MT_ROPE_MAX_FREQ);
+    if (a->pairing < MT_ROPE_HALF_SPLIT || a->pairing > MT_ROPE_INTERLEAVED)
+        return op_refuse(error, error_size, "pairing %d is unknown", a->pairing);
     if (!(a->growth >= 0) || (a->growth > 0 && a->growth_positions < 1))
         return op_refuse(error, error_size,
                          "growth %g must be at least 0, and growth_positions, %d, above 0 with it",
