@@ -110,8 +110,8 @@ static mt_status same_model(const model *a, const model *b)
     return MT_OK;
 }
 
-static mt_status open_section(const check *c, config **ret_manifest, const mt_arch **ret_arch,
-                              const mt_config **ret_hyper)
+static mt_status open_section(const check *c, const char *interface, config **ret_manifest,
+                              const void **ret_table, const mt_config **ret_keys)
 {
     const plugin_record *r = NULL;
     mt_status st = registry_load_file(c->path, &r);
@@ -119,18 +119,18 @@ static mt_status open_section(const check *c, config **ret_manifest, const mt_ar
         st = config_read_yaml(r->manifest_path, ret_manifest);
     if (st != MT_OK)
         return st;
-    *ret_arch = registry_interface(r, MT_ARCH_INTERFACE);
-    *ret_hyper = config_section(*ret_manifest, c->section);
-    return MT_OK;
+    *ret_table = registry_interface(r, interface);
+    *ret_keys = config_section(*ret_manifest, c->section);
+    return *ret_keys ? MT_OK : status_nomem("a section of the manifest", sizeof(mt_config));
 }
 
 static mt_status check_configure(const check *c)
 {
     config *manifest = NULL;
-    const mt_arch *arch = NULL;
+    const void *arch = NULL;
     const mt_config *hyper = NULL;
     model *a = NULL, *b = NULL;
-    mt_status st = open_section(c, &manifest, &arch, &hyper);
+    mt_status st = open_section(c, MT_ARCH_INTERFACE, &manifest, &arch, &hyper);
     if (st == MT_OK)
         st = model_create(arch, hyper, &a);
     if (st == MT_OK)
@@ -146,11 +146,23 @@ static mt_status check_configure(const check *c)
 static mt_status check_gradients(const check *c)
 {
     config *manifest = NULL;
-    const mt_arch *arch = NULL;
+    const void *arch = NULL;
     const mt_config *hyper = NULL;
-    mt_status st = open_section(c, &manifest, &arch, &hyper);
+    mt_status st = open_section(c, MT_ARCH_INTERFACE, &manifest, &arch, &hyper);
     if (st == MT_OK)
         st = plugin_check_gradients(arch, hyper);
+    config_destroy(manifest);
+    return st;
+}
+
+static mt_status check_updates(const check *c)
+{
+    config *manifest = NULL;
+    const void *optim = NULL;
+    const mt_config *keys = NULL;
+    mt_status st = open_section(c, MT_OPTIM_INTERFACE, &manifest, &optim, &keys);
+    if (st == MT_OK)
+        st = plugin_check_updates(optim, keys);
     config_destroy(manifest);
     return st;
 }
@@ -182,6 +194,27 @@ static bool check_arch(const plugin_record *r, unsigned timeout)
     return good;
 }
 
+/* Without a list `check` the first section is one that is missing, and so has no keys. */
+static bool check_optim(const plugin_record *r, unsigned timeout)
+{
+    config *manifest = NULL;
+    if (config_read_yaml(r->manifest_path, &manifest) != MT_OK) {
+        printf("FAILED  manifest: %s\n", status_text());
+        return false;
+    }
+    const mt_config *root = config_section(manifest, "");
+    int64_t n = root->length(root, "check");
+    bool good = true;
+    for (int64_t i = 0; i < n || i == 0; i++) {
+        char section[32], name[64];
+        snprintf(section, sizeof section, "check.%lld", (long long)i);
+        snprintf(name, sizeof name, "%s: the same updates in ranges", n ? section : "defaults");
+        good &= run_test(name, check_updates, &(check){ r->path, section }, timeout);
+    }
+    config_destroy(manifest);
+    return good;
+}
+
 bool plugin_check(const char *path, unsigned timeout)
 {
     const check c = { path, NULL };
@@ -194,6 +227,8 @@ bool plugin_check(const char *path, unsigned timeout)
     }
     if (good && r->kind == PLUGIN_ARCH)
         good = check_arch(r, timeout);
+    if (good && r->kind == PLUGIN_OPTIM)
+        good = check_optim(r, timeout);
     puts(good ? "all tests passed" : "some tests failed");
     return good;
 }

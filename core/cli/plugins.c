@@ -112,8 +112,9 @@ const cli_command cli_plugins = {
     .help = "list shows every plugin found; info shows what the manifest of one says. check loads\n"
             "FILE.so, compares it with the manifest beside it, and tests what it provides, each\n"
             "test in a process of its own: for an architecture, finite differences against the\n"
-            "derived gradients of every template in FP64, at the hyper-parameters that the list\n"
-            "`check` in its manifest gives.",
+            "derived gradients of every template in FP64; for an optimizer, updates of whole\n"
+            "tensors against those of ranges. The list `check` in its manifest gives the\n"
+            "hyper-parameters to test at.",
     .example = "example: check a plugin that you have just built\n"
                "  megatrain plugins check build/my_arch.so",
     .run = run_plugins,

@@ -287,8 +287,8 @@ mt_status discover_manifest(arena *a, const char *manifest_path, plugin_record *
         s = read_abi(c, &r);
     if (s == MT_OK)
         s = read_provides(a, c, &r);
-    if (s == MT_OK && c->has(c, "check") && r.kind != PLUGIN_ARCH)
-        s = c->reject(c, "check", "is for architectures; this plugin is of kind %s",
+    if (s == MT_OK && c->has(c, "check") && r.kind != PLUGIN_ARCH && r.kind != PLUGIN_OPTIM)
+        s = c->reject(c, "check", "is for architectures and optimizers; this plugin is of kind %s",
                       plugin_kind_name(r.kind));
     if (s == MT_OK)
         s = config_check_unused_but(doc, "", tool_sections);

@@ -216,8 +216,32 @@ expect 0 'llama' 'adamw' 'safetensors' 'text' 'cpu' -- plugins list
 expect 0 'provides' 'manifest' -- plugins info llama
 expect 1 "there is no plugin 'lama'; did you mean 'llama'?" -- plugins info lama
 expect 0 'all tests passed' 'gradients of every template' -- plugins check "$build/plugins/llama.so"
-expect 0 'all tests passed' -- plugins check "$build/plugins/adamw.so"
+expect 0 'ok      defaults: the same updates in ranges' 'all tests passed' -- plugins check "$build/plugins/adamw.so"
 expect 1 'some tests failed' -- plugins check "$build/plugins/nothing.so"
+
+# check_optimizer RC NAME TEXT...: what `plugins check` finds in an optimizer of tests/plugins.
+mkdir optimizers
+chmod go-w . optimizers
+check_optimizer() {
+    cp "$build/tests/plugins/$2.so" optimizers/
+    cat >"optimizers/$2.yaml" <<END
+name: $2
+version: 1.2.3
+licence: Apache-2.0
+kind: optim
+abi: "1.0"
+provides: [$2]
+check:
+  - { weight_decay: 0.1 }
+  - {}
+END
+    expect "$1" "${@:3}" -- plugins check "optimizers/$2.so"
+}
+check_optimizer 0 sample 'ok      check.0: the same' 'ok      check.1: the same' 'all tests passed'
+check_optimizer 1 cut_matters 'FAILED  check.0' \
+    'step 1 of a tensor of 6 x 35: element 1 of the weight depends on how the tensor is cut into ranges'
+check_optimizer 1 writes_behind 'an update writes behind the range that it was given'
+check_optimizer 1 not_finite 'element 0 of the weight becomes' 'of a gradient of'
 
 # A folder of MEGATRAIN_PLUGIN_PATH comes before the plugins that came with the program, and one of
 # --plugin-dir before both.
