@@ -349,7 +349,7 @@ static void test_round_trip(void)
     CHECK(config_write_json(c, path_of("inf.json")) == MT_ERR_INVALID);
     CHECK(strstr(status_text(), "inf.json: 'x' is .inf, which JSON cannot hold"), "%s",
           status_text());
-    CHECK(config_write_json(c, "/nonexistent/x.json") == MT_ERR_IO);
+    CHECK(config_write_json(c, path_of("absent/x.json")) == MT_ERR_IO);
     CHECK(config_write_yaml(c, "/dev/full") == MT_ERR_IO, "a full disk went unnoticed");
     config_destroy(c);
 }
