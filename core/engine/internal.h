@@ -387,6 +387,8 @@ void stream_stop(engine *e);
 void stream_prepare(engine *e, const micro_batch *const *micro, micro_range range, int64_t key,
                     bool with_targets);
 const visit *stream_visit_at(const engine *e, const sequence *s, int64_t pos);
+/* Does the visit at `pos` read weights? Only backward need not: an embedding's. */
+bool stream_reads(const engine *e, const sequence *s, int64_t pos);
 /* The buffer with the weights of the piece at `pos`; compute has been told to wait for them. */
 weight_buffer *stream_acquire(engine *e, const sequence *s, int64_t pos);
 /* Is the visit at `pos` one of backward, or of generation, to experts of which it is known that

@@ -304,7 +304,7 @@ static void backward_visit(engine *e, const group_pass *g, int64_t pos)
     visit_stages(e, v, true, stage);
     bool forms = !is_cut(e, unit) || stage[0] != TPL_BEFORE; /* any gradients of parameters */
     bool skip = stream_skips(e, s, pos);
-    weight_buffer *w = skip ? NULL : stream_acquire(e, s, pos);
+    weight_buffer *w = skip || !stream_reads(e, s, pos) ? NULL : stream_acquire(e, s, pos);
     pass_record *r = new_record(e, w);
     bool sums_on = e->p->device_sums && !g->first_group; /* on what earlier groups left */
     bool leave = forms && p->trains && (g->last_group || !e->p->device_sums);
@@ -329,7 +329,7 @@ static void backward_visit(engine *e, const group_pass *g, int64_t pos)
             bind_grads(e, unit, b, bind);
             poison_carried(e, unit, bind);
         }
-        bind->weights = w->data;
+        bind->weights = w ? w->data : NULL;
         bind->grads = sums;
         bind->accumulate = b > 0 || sums_on;
         bind->stage = stage[0];

@@ -41,14 +41,16 @@ static mt_status move_bytes(plan *p, int32_t u, double *ret_forward, double *ret
     return MT_OK;
 }
 
-/* Bytes of weights that backward fetches: all but the pieces that are still there, and the dense
- * part of a unit that is cut once more. */
+/* Bytes of weights that backward fetches: of all that reads any, but for the pieces that are still
+ * there, and the dense part of a unit that is cut once more. */
 static double weights_again(const plan *p)
 {
     double esize = (double)mt_dtype_size(p->request.compute), bytes = 0;
     int32_t kept = 0;
     for (int32_t u = p->m->n_units - 1; u >= 0; u--) {
         const tpl_plan *t = p->tpl[u];
+        if (t->n_segments == 1 && !t->backward_reads)
+            continue;
         for (int32_t i = t->n_segments - 1; i >= 0; i--)
             bytes += kept++ < p->weight_buffers ? 0 : (double)t->segment[i].elems * esize;
         bytes += t->n_segments > 1 ? (double)t->segment[0].elems * esize : 0;

@@ -145,11 +145,17 @@ static int64_t key_at(const sequence *s, int64_t pos)
     return s->first_key + pos / s->group_length;
 }
 
+bool stream_reads(const engine *e, const sequence *s, int64_t pos)
+{
+    const tpl_plan *t = e->p->tpl[e->piece[piece_at(e, s, pos)].unit];
+    return pos % s->group_length < e->l.n_forward || t->n_segments > 1 || t->backward_reads;
+}
+
 static int64_t next_use(const engine *e, const sequence *s, int32_t piece, int64_t from)
 {
     int64_t end = s->n_groups * s->group_length;
     for (int64_t pos = from; pos < end && pos < from + 2 * s->group_length; pos++)
-        if (piece_at(e, s, pos) == piece)
+        if (piece_at(e, s, pos) == piece && stream_reads(e, s, pos))
             return pos;
     return INT64_MAX;
 }
@@ -368,12 +374,16 @@ void stream_release(engine *e, const sequence *s, int64_t pos, weight_buffer *w)
     if (w)
         e->b->event_record(e->dev, w->used, e->q_compute);
     int64_t end = s->n_groups * s->group_length;
-    for (int64_t next = pos + 1; next < pos + e->p->weight_buffers && next < end; next++) {
+    int32_t ahead = 0;
+    for (int64_t next = pos + 1; ahead < e->p->weight_buffers - 1 && next < end; next++) {
+        if (!stream_reads(e, s, next))
+            continue;
+        ahead++;
         if (find_resident(e, s, next) || stream_skips(e, s, next))
             continue;
         /* Waiting here for anything but the very next piece would hold up its compute. */
         if (key_at(s, next) >= e->next_key ||
-            (next > pos + 1 && may_be_stale(e, s, next) && pool_updating(e, piece_at(e, s, next))))
+            (ahead > 1 && may_be_stale(e, s, next) && pool_updating(e, piece_at(e, s, next))))
             break;
         weight_buffer *victim = find_victim(e, s, pos + 1, next, w);
         if (!victim)

@@ -89,6 +89,15 @@ static int64_t make_forward(maker *k, int which)
     return finish_program(k, which);
 }
 
+static bool reads_params(const struct tpl_program *prog)
+{
+    for (int32_t i = 0; i < prog->n_steps; i++)
+        for (int j = 0; j < MT_OP_MAX_IN; j++)
+            if (prog->steps[i].in[j].where == REGION_WEIGHTS)
+                return true;
+    return false;
+}
+
 static int64_t make_backward(maker *k)
 {
     static const tpl_stage turn[TPL_STAGES] = {
@@ -153,6 +162,7 @@ static mt_status make_programs(maker *k)
         p->work_bytes[1] = make_backward(k);
     if (k->status == MT_OK)
         p->generate_work_bytes = make_forward(k, PROGRAM_INFER);
+    p->backward_reads = reads_params(p->program[PROGRAM_BACKWARD]);
     for (int i = 0; i < 2 && k->status == MT_OK; i++)
         p->between_bytes[i] = segment_between_bytes(p, p->program[i]);
     if (p->generate_work_bytes > p->work_bytes[0])

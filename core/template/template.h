@@ -128,6 +128,7 @@ typedef struct tpl_plan {
     int64_t
         between_bytes[2];        /* that what lies between experts' products reads and writes of a
                                   * micro-batch, forward and backward, once for every segment of them */
+    bool backward_reads;         /* any parameter; an embedding's does not */
     double recompute_gemm_flops; /* per token, that backward adds */
     double recompute_scan_flops;
     double recompute_attn_flops; /* per pair, likewise */

@@ -123,8 +123,8 @@ static work again_of(const model *m)
     return w;
 }
 
-/* Bytes that a step's micro-batches save, that a pass brings in, that every group's two passes do,
- * and that its gradients have in FP32. */
+/* Bytes that a step's micro-batches save, that a pass brings in, that every group's two passes do
+ * (backward of the embedding reads none), and that its gradients have in FP32. */
 static double saved_bytes(const plan *p)
 {
     double bytes = 0;
@@ -145,7 +145,7 @@ static double in_bytes(const plan *p)
 {
     double bytes = 0;
     for (int32_t u = 0; u < p->m->n_units; u++)
-        bytes += (double)p->tpl[u]->weight_bytes * (u < p->m->n_units - 2 ? 2 : 1);
+        bytes += (double)p->tpl[u]->weight_bytes * (u > 0 && u < p->m->n_units - 2 ? 2 : 1);
     return bytes;
 }
 

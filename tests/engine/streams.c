@@ -381,6 +381,37 @@ static void the_timeline_holds_two_steps(void)
     world_close(&w);
 }
 
+static int count_spans(const char *path, const char *name)
+{
+    int n = 0;
+    while (find_span(path, name, n).from >= 0)
+        n++;
+    return n;
+}
+
+/* From one group to the next nothing has to come but the rows of the table: backward of the
+ * embedding reads no weights, and those of the lowest block stay. */
+static void the_turn_to_the_next_group_copies_rows_only(void)
+{
+    enum { GROUPS = 3 };
+    char path[] = "/tmp/mt-trace-XXXXXX";
+    close(mkstemp(path));
+    world_options o = training();
+    world w;
+    o.trace = path;
+    o.request.groups = GROUPS;
+    o.request.micro_batches = GROUPS;
+    world_open(&o, &w);
+    step_batch *b = world_batch(1, GROUPS, 24, 2, WORLD_VOCAB);
+    world_step(&w, b, 1, 1e-3);
+    world_batch_free(b);
+    world_close(&w);
+    int rows = count_spans(path, "copy in embed"), lowest = count_spans(path, "copy in block.0");
+    CHECK(rows == GROUPS, "rows of the table came %d times", rows);
+    CHECK(lowest == GROUPS + 1, "the lowest block came %d times", lowest);
+    unlink(path);
+}
+
 static void weights_arrive_while_the_unit_below_computes(void)
 {
     char path[] = "/tmp/mt-trace-XXXXXX";
@@ -778,6 +809,7 @@ int main(void)
     RUN(a_backend_without_narrow_has_fp32_gradients);
     RUN(a_tight_limit_gives_a_mixed_plan);
     RUN(the_timeline_holds_two_steps);
+    RUN(the_turn_to_the_next_group_copies_rows_only);
     RUN(weights_arrive_while_the_unit_below_computes);
     RUN(a_forward_begins_before_the_last_update);
     RUN(a_forward_needs_few_rows_of_a_table);
