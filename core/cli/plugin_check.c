@@ -25,18 +25,21 @@ typedef mt_status (*check_fn)(const check *c);
 
 /* ---- one process a test ---------------------------------------------------------------------- */
 
-/* The child: runs the test, sends its text through the pipe, and ends without cleaning up, which
- * is the parent's to do. */
+/* What the child says first when the test is over: a plugin that calls exit says neither. */
+enum { PASSED = '+', FAILED = '-' };
+
+/* The child: runs the test, sends its verdict and its text through the pipe, and ends without
+ * cleaning up, which is the parent's to do. */
 static _Noreturn void run_child(check_fn test, const check *c, int out, unsigned timeout)
 {
     alarm(timeout);
     mt_status st = test(c);
-    if (st != MT_OK) {
-        const char *text = status_text();
-        ssize_t n = write(out, text, strlen(text));
-        (void)n;
-    }
-    _exit(st == MT_OK ? 0 : 1);
+    char text[2048];
+    int n = snprintf(text, sizeof text, "%c%s", st == MT_OK ? PASSED : FAILED,
+                     st == MT_OK ? "" : status_text());
+    ssize_t sent = write(out, text, (size_t)n < sizeof text ? (size_t)n : sizeof text - 1);
+    (void)sent;
+    _exit(0);
 }
 
 static bool run_test(const char *name, check_fn test, const check *c, unsigned timeout)
@@ -76,11 +79,15 @@ static bool run_test(const char *name, check_fn test, const check *c, unsigned t
     else if (WIFSIGNALED(status))
         printf("FAILED  %s: ended by signal %d (%s)\n", name, WTERMSIG(status),
                strsignal(WTERMSIG(status)));
-    else if (WEXITSTATUS(status) != 0)
-        printf("FAILED  %s: %s\n", name, used ? text : "ended by itself");
+    else if (used == 0)
+        printf("FAILED  %s: the plugin ended the process, with exit code %d; it has to return a "
+               "status instead\n",
+               name, WEXITSTATUS(status));
+    else if (*text == FAILED)
+        printf("FAILED  %s: %s\n", name, text + 1);
     else
         printf("ok      %s\n", name);
-    return child > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    return child > 0 && WIFEXITED(status) && *text == PASSED;
 }
 
 /* ---- the tests ------------------------------------------------------------------------------- */

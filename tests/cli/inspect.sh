@@ -235,13 +235,17 @@ check:
   - { weight_decay: 0.1 }
   - {}
 END
-    expect "$1" "${@:3}" -- plugins check "optimizers/$2.so"
+    expect "$1" "${@:3}" -- plugins check "optimizers/$2.so" --timeout "${limit:-60}"
 }
 check_optimizer 0 sample 'ok      check.0: the same' 'ok      check.1: the same' 'all tests passed'
 check_optimizer 1 cut_matters 'FAILED  check.0' \
     'step 1 of a tensor of 6 x 35: element 1 of the weight depends on how the tensor is cut into ranges'
 check_optimizer 1 writes_behind 'an update writes behind the range that it was given'
 check_optimizer 1 not_finite 'element 0 of the weight becomes' 'of a gradient of'
+# What ends or holds up its test's process has failed, with whatever exit code.
+check_optimizer 1 exits 'FAILED  load, manifest, handshake: the plugin ended the process, with exit code 0' 'some tests failed'
+check_optimizer 1 crashes 'FAILED  load, manifest, handshake: ended by signal 9' 'some tests failed'
+limit=1 check_optimizer 1 hangs 'FAILED  load, manifest, handshake: not done after 1 second' 'some tests failed'
 
 # A folder of MEGATRAIN_PLUGIN_PATH comes before the plugins that came with the program, and one of
 # --plugin-dir before both.

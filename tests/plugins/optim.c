@@ -6,6 +6,10 @@
 #include <megatrain/optim.h>
 #include <megatrain/plugin.h>
 
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
 #ifndef NAME
 #define NAME "sample"
 #endif
@@ -70,7 +74,13 @@ static mt_status init(const mt_host *host)
 #ifdef UNRESOLVED
     a_function_that_nobody_has();
 #endif
-#if defined(INIT_FAILS)
+#if defined(EXITS)
+    exit(0);
+#elif defined(HANGS)
+    pause();
+#elif defined(CRASHES)
+    raise(SIGKILL);
+#elif defined(INIT_FAILS)
     host->set_error("the %s is out of ink", "printer");
     return MT_ERR_DEVICE;
 #elif defined(INIT_SILENT)
