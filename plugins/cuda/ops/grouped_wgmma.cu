@@ -61,6 +61,7 @@ struct tensor_maps {
 
 template <bool WEIGHTS> struct shape_of {
     static const int stages = WEIGHTS ? 3 : 4, out_bytes = WEIGHTS ? OUT_ROWS * OUT_PITCH : 16;
+    static const int filled_by = WEIGHTS ? 32 : 1; /* threads: the lanes that make a tail zero */
 };
 
 template <bool WEIGHTS> struct shared_part {
@@ -197,6 +198,15 @@ static __device__ __forceinline__ tile take_tile(shared_part<WEIGHTS> &s, ring<T
 /* ---- what feeds the ring ---------------------------------------------------------------------
  */
 
+/* Announces what copies bring to a stage, for all that may have something to do with its filling. */
+template <bool WEIGHTS>
+static __device__ __forceinline__ void expect_full(shared_part<WEIGHTS> &s, int stage, int bytes)
+{
+    barrier_expect(&s.full[stage], bytes);
+    if constexpr (WEIGHTS)
+        barrier_arrive_as(&s.full[stage], shape_of<WEIGHTS>::filled_by - 1);
+}
+
 template <bool WEIGHTS, bool B_DEEP>
 static __device__ __forceinline__ void load_slice(shared_part<WEIGHTS> &s, int stage,
                                                   const tensor_maps &maps, const tile &t, int k)
@@ -204,8 +214,11 @@ static __device__ __forceinline__ void load_slice(shared_part<WEIGHTS> &s, int s
     int boxes_a = t.rows > BOX ? 2 : 1, boxes_b = min(COLS / BOX, tiles_of(t.cols, BOX));
     bool partial = WEIGHTS && t.depth - k < DEPTH;
     uint64_t *arrived = partial ? &s.loaded[stage] : &s.full[stage];
-    int deep = t.from + k;
-    barrier_expect(arrived, (boxes_a + boxes_b) * BOX_BYTES);
+    int deep = t.from + k, bytes = (boxes_a + boxes_b) * BOX_BYTES;
+    if (partial)
+        barrier_expect(arrived, bytes);
+    else
+        expect_full(s, stage, bytes);
     for (int i = 0; i < boxes_a; i++) {
         int row = t.row + i * BOX;
         load_box(s.a[stage] + i * BOX_BYTES, &maps.a, arrived, WEIGHTS ? row : deep,
@@ -223,7 +236,7 @@ template <bool WEIGHTS>
 static __device__ __forceinline__ void load_piece(shared_part<WEIGHTS> &s, int stage,
                                                   const tensor_maps &maps, const tile &t, int first)
 {
-    barrier_expect(&s.full[stage], PIECE_BYTES);
+    expect_full(s, stage, PIECE_BYTES);
     for (int col = 0; col < PIECE_COLS; col += STRIP_COLS)
         load_box(s.b[stage] + col / STRIP_COLS * STRIP_BYTES, &maps.c, &s.full[stage],
                  t.col + first + col, t.row, t.expert);
@@ -286,9 +299,7 @@ static __device__ void clear_tails(shared_part<true> &s)
                 piece[k] = make_int4(0, 0, 0, 0);
         }
         publish();
-        __syncwarp();
-        if (lane_id() == 0)
-            barrier_arrive(&s.full[stage]);
+        barrier_arrive(&s.full[stage]);
     }
 }
 
@@ -511,7 +522,7 @@ static __device__ __forceinline__ void make_tiles(shared_part<WEIGHTS> &s, const
 template <bool WEIGHTS> static __device__ void open_barriers(shared_part<WEIGHTS> &s)
 {
     for (int i = 0; i < shape_of<WEIGHTS>::stages; i++) {
-        barrier_init(&s.full[i], 1);
+        barrier_init(&s.full[i], shape_of<WEIGHTS>::filled_by);
         barrier_init(&s.loaded[i], 1);
         barrier_init(&s.empty[i], MULTIPLIERS);
     }

@@ -39,6 +39,15 @@ __device__ __forceinline__ void barrier_arrive(uint64_t *b)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(b)) : "memory");
 }
 
+/* As so many arrivals. */
+__device__ __forceinline__ void barrier_arrive_as(uint64_t *b, int arrivals)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;"
+                 :
+                 : "r"(shared_address(b)), "r"(arrivals)
+                 : "memory");
+}
+
 /* Arrives, and announces bytes that copies will bring. */
 __device__ __forceinline__ void barrier_expect(uint64_t *b, int bytes)
 {
