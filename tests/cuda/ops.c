@@ -113,6 +113,7 @@ static void ropes(void)
         check_rope(51, 28, 128, 128, pairing);
         check_rope(51, 2, 96, 32, pairing);
         check_rope(51, 1, 64, 64, pairing);
+        check_rope(21, 1, 2 * MT_ROPE_MAX_FREQ, 2 * MT_ROPE_MAX_FREQ, pairing);
     }
 }
 

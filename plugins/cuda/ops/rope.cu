@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rope: a warp takes a token at a time. It forms the token's sines and cosines once, while its
- * heads are on their way, and turns all heads with them. Backward turns by the opposite angle.
+ * rope: a warp takes a token at a time, or a few that have few heads. It forms a token's sines and
+ * cosines once and turns all heads with them; those of its first tokens while the kernel ahead is
+ * still running. Backward turns by the opposite angle.
  */
 #include "../common.cuh"
 
 enum {
-    ROPE_WARPS = 4, /* of a block */
-    ROPE_BATCH = 4, /* pieces of a lane that are on their way at a time */
-    ROPE_BLOCKS = 4 /* of a multiprocessor, at a time */
+    ROPE_WARPS = 8,   /* of a block */
+    ROPE_BATCH = 2,   /* pieces of a lane that are on their way at a time */
+    ROPE_BLOCKS = 4,  /* of a multiprocessor, at a time */
+    ROPE_TOGETHER = 4 /* tokens of a warp at a time, at most */
 };
 
 struct rope_args {
@@ -17,6 +19,7 @@ struct rope_args {
     int64_t src_ld, dst_ld;
     const int32_t *positions;
     int32_t tokens;
+    int together; /* tokens of a warp at a time */
     int sign;
     bool add;
     mt_rope_attr attr;
@@ -31,13 +34,13 @@ static __device__ __forceinline__ void sine_cosine(double x, double *s, double *
     sincos(x, s, c);
 }
 
-/* What mt_rope_attr::growth multiplies a row with. */
-template <typename R>
-static __device__ __forceinline__ R growth_at(const mt_rope_attr &attr, int position)
+/* What mt_rope_attr::growth multiplies a token's row with. */
+template <typename R> static __device__ __forceinline__ R growth_of(const rope_args &a, int token)
 {
-    if (!(attr.growth > 0))
+    if (!(a.attr.growth > 0))
         return (R)1;
-    return (R)1 + (R)attr.growth * logarithm((R)(1 + position / attr.growth_positions));
+    return (R)1 +
+           (R)a.attr.growth * logarithm((R)(1 + a.positions[token] / a.attr.growth_positions));
 }
 
 template <typename R> static __device__ __forceinline__ void turn_pair(R *x, R *y, R cosine, R sine)
@@ -54,6 +57,11 @@ template <typename T, int V, bool SPLIT> struct rope_piece {
     static const int pairs = two ? V : V / 2;
     bits<T, V> a, b;
 
+    static __host__ __device__ __forceinline__ int of_head(const mt_rope_attr &attr)
+    {
+        int half = attr.rotary_dim / 2;
+        return half / pairs + (attr.head_dim - 2 * half) / V;
+    }
     static __device__ __forceinline__ int first(int i)
     {
         return SPLIT ? i * V : V == 1 ? 2 * i : i * V;
@@ -105,6 +113,26 @@ template <typename T, int V, bool SPLIT> struct rope_piece {
     }
 };
 
+/* The sines and cosines of n tokens, [n][half] each, by a warp. */
+template <typename R>
+static __device__ __forceinline__ void form_angles(const rope_args &a, const R *frequency,
+                                                   int32_t token, int n, R *cosine, R *sine)
+{
+    const int lane = (int)threadIdx.x & 31, half = a.attr.rotary_dim / 2;
+    __syncwarp(); /* the last tokens' are no longer read */
+    for (int t = 0; t < n; t++) {
+        const R position = (R)a.positions[token + t];
+        const R factor = (R)a.attr.attention_factor * growth_of<R>(a, token + t);
+        for (int k = lane; k < half; k += 32) {
+            R s, c;
+            sine_cosine(frequency[k] * position, &s, &c);
+            cosine[t * half + k] = c * factor;
+            sine[t * half + k] = (R)a.sign * (s * factor);
+        }
+    }
+    __syncwarp();
+}
+
 template <typename T, int V, bool SPLIT>
 static __global__ void __launch_bounds__(ROPE_WARPS * 32, ROPE_BLOCKS)
     rope_kernel(const __grid_constant__ rope_args a)
@@ -114,55 +142,55 @@ static __global__ void __launch_bounds__(ROPE_WARPS * 32, ROPE_BLOCKS)
     extern __shared__ __align__(16) unsigned char dynamic[];
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int half = a.attr.rotary_dim / 2, rotated = half / piece::pairs;
-    const int of_head = rotated + (a.attr.head_dim - 2 * half) / V, all = a.attr.heads * of_head;
+    const int of_head = piece::of_head(a.attr), heads = a.attr.heads;
+    const int32_t step = (int)gridDim.x * ROPE_WARPS * a.together;
+    int32_t token = ((int)blockIdx.x * ROPE_WARPS + warp) * a.together;
     R *frequency = reinterpret_cast<R *>(dynamic); /* [half], of the block */
-    R *cosine = frequency + (2 * warp + 1) * half, *sine = cosine + half;
+    R *cosine = frequency + (2 * warp * a.together + 1) * half, *sine = cosine + a.together * half;
     for (int k = (int)threadIdx.x; k < half; k += ROPE_WARPS * 32)
         frequency[k] = (R)a.attr.inv_freq[k];
     __syncthreads();
+    form_angles(a, frequency, token, min(a.together, a.tokens - token), cosine, sine);
     await_previous();
-    for (int32_t token = (int)blockIdx.x * ROPE_WARPS + warp; token < a.tokens;
-         token += (int)gridDim.x * ROPE_WARPS) {
+    for (; token < a.tokens; token += step) {
         const T *x = static_cast<const T *>(a.src) + token * a.src_ld;
         T *y = static_cast<T *>(a.dst) + token * a.dst_ld;
-        const int32_t position = a.positions[token];
-        const R growth = growth_at<R>(a.attr, position);
-        for (int from = 0; from < all; from += 32 * ROPE_BATCH) {
+        const int all = min(a.together, a.tokens - token) * heads * of_head;
+        for (int from = lane; from < all; from += 32 * ROPE_BATCH) {
             piece p[ROPE_BATCH];
 #pragma unroll
             for (int n = 0; n < ROPE_BATCH; n++)
-                if (int at = from + n * 32 + lane; at < all)
-                    p[n].load(x + at / of_head * a.attr.head_dim, at % of_head, rotated, half);
-            if (from == 0) {
-                const R factor = (R)a.attr.attention_factor * growth;
-                __syncwarp(); /* the last token's are no longer read */
-                for (int k = lane; k < half; k += 32) {
-                    R s, c;
-                    sine_cosine(frequency[k] * (R)position, &s, &c);
-                    cosine[k] = c * factor;
-                    sine[k] = (R)a.sign * (s * factor);
+                if (int at = from + n * 32; at < all) {
+                    int head = at / of_head, t = head / heads;
+                    p[n].load(x + t * a.src_ld + (head - t * heads) * a.attr.head_dim, at % of_head,
+                              rotated, half);
                 }
-                __syncwarp();
-            }
 #pragma unroll
             for (int n = 0; n < ROPE_BATCH; n++)
-                if (int at = from + n * 32 + lane; at < all) {
-                    int i = at % of_head;
-                    T *head = y + at / of_head * a.attr.head_dim;
+                if (int at = from + n * 32; at < all) {
+                    int i = at % of_head, head = at / of_head, t = head / heads;
+                    T *to = y + t * a.dst_ld + (head - t * heads) * a.attr.head_dim;
                     if (i < rotated)
-                        p[n].turn(head, i, half, a.add, cosine, sine);
+                        p[n].turn(to, i, half, a.add, cosine + t * half, sine + t * half);
                     else
-                        p[n].stay(head + 2 * half + (i - rotated) * V, growth, a.add);
+                        p[n].stay(to + 2 * half + (i - rotated) * V, growth_of<R>(a, token + t),
+                                  a.add);
                 }
         }
+        int32_t next = token + step;
+        form_angles(a, frequency, next, min(a.together, a.tokens - next), cosine, sine);
     }
 }
 
-template <typename T, int V, bool SPLIT> static void rope_launch(cuda_queue *q, const rope_args &a)
+template <typename T, int V, bool SPLIT> static void rope_launch(cuda_queue *q, rope_args a)
 {
-    size_t bytes = (size_t)((1 + 2 * ROPE_WARPS) * (a.attr.rotary_dim / 2)) * sizeof(real<T>);
-    int64_t blocks = ceil_div(a.tokens, ROPE_WARPS);
     int64_t most = (int64_t)q->device->multiprocessors * ROPE_BLOCKS;
+    int pieces = a.attr.heads * rope_piece<T, V, SPLIT>::of_head(a.attr);
+    int fill = 32 * ROPE_BATCH / pieces;
+    a.together = fill < 1 ? 1 : fill < ROPE_TOGETHER ? fill : ROPE_TOGETHER;
+    int64_t blocks = ceil_div(a.tokens, ROPE_WARPS * a.together);
+    size_t bytes =
+        (size_t)((1 + 2 * ROPE_WARPS * a.together) * (a.attr.rotary_dim / 2)) * sizeof(real<T>);
     launch_next(q, rope_kernel<T, V, SPLIT>, dim3((unsigned)(blocks < most ? blocks : most)),
                 dim3(ROPE_WARPS * 32), bytes, a);
 }
