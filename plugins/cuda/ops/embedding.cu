@@ -6,12 +6,12 @@
 #include "../common.cuh"
 
 enum {
-    GATHER_WARPS = 4,
+    GATHER_WARPS = 2,
     GATHER_BATCH = 4, /* vectors of a thread on their way at a time */
     SCATTER_THREADS = 256,
     SCATTER_WARPS = SCATTER_THREADS / 32,
-    SCATTER_ROWS = 4,   /* of a block; all tokens are looked at by each block */
-    SCATTER_PIECES = 2, /* of rows that a thread adds up at a time */
+    SCATTER_ROWS = 8,   /* of a block; all tokens are looked at by each block */
+    SCATTER_PIECES = 4, /* of rows that a thread adds up at a time */
     SCATTER_BATCH = 2,  /* gradients of a piece on their way at a time */
     IDS = 16,           /* tokens that a thread looks at, at a time */
     SCATTER_LIST = 1024 /* tokens of a row that are collected at most; a warp's fit */
@@ -34,10 +34,10 @@ static __global__ void __launch_bounds__(GATHER_WARPS * 32) gather_kernel(embed_
 {
     const int lane = (int)threadIdx.x & 31;
     const int64_t token = (int64_t)blockIdx.x * GATHER_WARPS + (threadIdx.x >> 5), step = 32 * V;
-    await_previous();
     if (token >= a.tokens)
         return;
     int32_t row = a.rows[token];
+    await_previous();
     if (row < 0 || row >= a.table_rows) {
         if (lane == 0)
             raise_fault(a.fault, a.claim, CUDA_FAULT_EMBEDDING_ROW, token, row, a.table_rows);
@@ -179,6 +179,7 @@ template <typename T, int V>
 static __device__ __forceinline__ void add_lists(const embed_args &a, token_lists *l, int32_t row,
                                                  bool fresh)
 {
+    await_previous();
     for (int r = 0; r < SCATTER_ROWS && row + r < a.table_rows; r++)
         if (l->length[r] > 0 || fresh)
             add_tokens<T, V>(a, static_cast<real<T> *>(a.dst) + (row + r) * a.dst_ld, l->token[r],
@@ -199,7 +200,6 @@ static __global__ void __launch_bounds__(SCATTER_THREADS, 4) scatter_kernel(embe
     bool fresh = !a.add;
     if (threadIdx.x < SCATTER_ROWS)
         l.length[threadIdx.x] = 0;
-    await_previous();
     for (int32_t from = 0; from < tokens; from += SCATTER_THREADS * IDS) {
         int32_t id[IDS];
         bool any = false;
