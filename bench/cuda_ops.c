@@ -15,6 +15,7 @@
 
 #include <megatrain/backend.h>
 
+#include <math.h>
 #include <time.h>
 
 enum { HIDDEN = 3584, HEADS = 28, KV_HEADS = 4, DIM = 128, FFN = 18944, VOCAB = 152064 };
@@ -387,7 +388,9 @@ static void rope(int64_t t, int heads, const char *name)
 {
     if (!wanted("rope"))
         return;
-    mt_rope_attr attr = { heads, DIM, DIM, MT_ROPE_HALF_SPLIT, 1, { 1 }, 0, 0 };
+    mt_rope_attr attr = { heads, DIM, DIM, MT_ROPE_HALF_SPLIT, 1, { 0 }, 0, 0 };
+    for (int k = 0; k < DIM / 2; k++) /* zeros would have no angle to reduce */
+        attr.inv_freq[k] = (float)pow(1e6, -2.0 * k / DIM);
     int32_t *positions = malloc((size_t)t * 4);
     for (int64_t i = 0; positions && i < t; i++)
         positions[i] = (int32_t)i;
