@@ -111,13 +111,19 @@ mt_status metrics_open(const char *path, metrics **ret)
         free(m);
         return status_nomem("metrics", sizeof *m);
     }
+    struct stat st;
     m->fd = open_locked(path);
-    if (m->fd >= 0) {
+    if (m->fd >= 0 && fstat(m->fd, &st) == 0 && S_ISREG(st.st_mode)) {
         *ret = m;
         return MT_OK;
     }
-    int error = errno;
+    int error = errno, fd = m->fd;
     metrics_close(m);
+    if (fd >= 0)
+        return status_set(MT_ERR_INVALID,
+                          "%s: is no regular file, which alone can be cut to the step that a run "
+                          "is resumed from; remove it, or move it elsewhere",
+                          path);
     if (error == EWOULDBLOCK)
         return status_set(MT_ERR_INVALID,
                           "%s: another process is training in this run folder; stop it, or set "
@@ -210,12 +216,18 @@ static void hold_line(metrics *m)
 }
 
 /* A file that was removed, with its folder or alone, is written to for nothing: goes on in a new
- * one. False with errno: there is none. */
+ * one. Of one that another program has cut, the end is where it is now: zeros would fill the gap.
+ * False with errno: there is none. */
 static bool find_file(metrics *m)
 {
     struct stat st;
-    if (fstat(m->fd, &st) == 0 && st.st_nlink > 0)
+    if (fstat(m->fd, &st) == 0 && st.st_nlink > 0) {
+        if (st.st_size < m->end) {
+            log_write(MT_LOG_WARNING, "%s: was cut by another program, and goes on there", m->path);
+            m->end = st.st_size;
+        }
         return true;
+    }
     int fd = open_locked(m->path);
     if (fd < 0) {
         errno = errno == EWOULDBLOCK ? EBUSY : errno;

@@ -112,6 +112,26 @@ cp changed/metrics.jsonl before
 expect 1 'metrics.jsonl:2:' 'mend the file' -- train run.yaml output_dir=changed
 check 'the metrics are as they were' cmp before changed/metrics.jsonl
 
+# What cannot be cut back is refused, and what somebody else cuts is not filled up with zeros.
+mkdir piped && mkfifo piped/metrics.jsonl
+expect 1 'piped/metrics.jsonl: is no regular file' 'remove it' -- train run.yaml output_dir=piped
+"$megatrain" train run.yaml output_dir=cut train.max_steps=1000000 train.eval_steps=1000000 \
+    log.logging_steps=1000000 >out 2>&1 </dev/null &
+for ((i = 0; i < 1000; i++)); do
+    [[ -s cut/metrics.jsonl ]] && break
+    sleep 0.02
+done
+: >cut/metrics.jsonl
+for ((i = 0; i < 1000; i++)); do
+    [[ -s cut/metrics.jsonl ]] && break
+    sleep 0.02
+done
+kill -TERM $!
+wait $!
+check 'cut metrics: the run goes on' test $? = 75
+check 'cut metrics: says so' grep -q 'cut/metrics.jsonl: was cut by another program' out
+check 'cut metrics: whole lines from the start' bash -c 'head -n 1 cut/metrics.jsonl | grep -q "^{\"step\": "'
+
 # A file-size limit stands for a full disk: the write fails where the file grows past it.
 cp -r run full
 (
