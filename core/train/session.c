@@ -250,8 +250,13 @@ static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tok
 
 mt_status session_make_plan(session *s, const run_manifest *run, bool training)
 {
+    const mt_config *c = config_section(run->config, "memory");
     int64_t documents =
         run->packing == RUN_PACKING_NONE ? 1 : run->micro_batch_size * run->max_seq_len;
+    if (run->groups > run->gradient_accumulation_steps)
+        return c->reject(c, "groups", "is %lld; expected 1 to the %lld micro-batch%s of a step",
+                         (long long)run->groups, (long long)run->gradient_accumulation_steps,
+                         run->gradient_accumulation_steps == 1 ? "" : "es");
     return plan_run(s, run, run->micro_batch_size * run->max_seq_len,
                     run->gradient_accumulation_steps, documents, training);
 }

@@ -216,6 +216,12 @@ expect 0 '3 micro-batches of 256 tokens' -- plan default-length.yaml train.gradi
     train.tokens_per_step=768
 expect 1 'expected a multiple of micro_batch_size * max_seq_len = 2 * 128' -- plan default-length.yaml \
     train.gradient_accumulation_steps=null train.tokens_per_step=700
+
+# A plan's limits have their place.
+with 's/^log:/memory:\n  groups: 3\nlog:/'
+expect 1 "bad.yaml:19:11: 'memory.groups' is 3; expected 1 to the 2 micro-batches of a step" -- plan bad.yaml
+expect 1 "argument 'memory.groups=2': 'memory.groups' is 2; expected 1 to the 1 micro-batch of a step" -- plan run.yaml \
+    memory.groups=2 train.gradient_accumulation_steps=1
 expect 1 'max_position_embeddings, 128' -- train default-length.yaml data.max_seq_len=1024
 
 # A run that ends amid steps that changed nothing is no finished one.
