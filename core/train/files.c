@@ -57,6 +57,24 @@ static mt_status no_output(const char *path, const char *why)
                       why);
 }
 
+static mt_status check_new_file(const char *path);
+
+/* Through a link to nothing the file is made where it leads to, unless it leads to itself. */
+static mt_status check_link(const char *path, const char *folder)
+{
+    char to[PATH_MAX], target[PATH_MAX];
+    struct stat st;
+    ssize_t n = readlink(path, to, sizeof to);
+    if (n < 0) /* no link, but somebody else's file of just now */
+        return MT_OK;
+    if (stat(path, &st) != 0 && errno != ENOENT)
+        return no_output(path, strerror(errno));
+    if (snprintf(target, sizeof target, "%s%s%.*s", *to == '/' ? "" : folder, *to == '/' ? "" : "/",
+                 (int)n, to) >= (int)sizeof target)
+        return no_output(path, strerror(ENAMETOOLONG));
+    return check_new_file(target);
+}
+
 /* A new file is tried out: of a disk that is mounted to be read, for one, permissions say nothing.
  */
 static mt_status check_new_file(const char *path)
@@ -70,8 +88,8 @@ static mt_status check_new_file(const char *path)
         return MT_OK;
     }
     int e = errno;
-    if (e == EEXIST) /* a link to nothing, or somebody else's just now */
-        return MT_OK;
+    if (e == EEXIST)
+        return check_link(path, folder);
     if (files_is_folder(folder))
         return no_output(path, strerror(e));
     snprintf(why, sizeof why, "there is no folder %s", folder);

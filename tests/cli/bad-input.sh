@@ -78,6 +78,15 @@ expect 1 'shorten it to 127' -- generate run --prompt "$(head -c 200 text.txt)" 
 # What cannot be written is known before data is looked for.
 expect 1 '/nowhere/trace: cannot write: there is no folder /nowhere' \
     -- train run.yaml output_dir=new --trace /nowhere/trace data.files=missing.txt
+ln -s /nowhere/trace to-nowhere
+expect 1 '/nowhere/trace: cannot write: there is no folder /nowhere' \
+    -- train run.yaml output_dir=new --trace to-nowhere data.files=missing.txt
+ln -s itself itself
+expect 1 'itself: cannot write: Too many levels of symbolic links' \
+    -- train run.yaml output_dir=new --trace itself data.files=missing.txt
+ln -s below-here to-new
+expect 1 'missing.txt' -- train run.yaml output_dir=new --trace to-new data.files=missing.txt
+check 'nothing stays where a link leads to' test ! -e below-here
 for key in output_dir checkpoint.export data.cache model data.tokenizer; do
     expect 1 "$key" '~' 'write the path out' -- train run.yaml output_dir=new data.loader=jsonl \
         "data.tokenizer=$source_root/tests/cli/bytes-tokenizer.json" "$key=~/here"
