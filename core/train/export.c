@@ -470,10 +470,31 @@ static mt_status check_no_link(const char *folder)
                       "%s: is a symbolic link; name the folder itself, or remove the link", path);
 }
 
+/* What a file system is mounted at, and what is named by a dot, is there to stay. */
+static mt_status check_renamable(const char *folder)
+{
+    struct statx info;
+    size_t n = strlen(folder);
+    while (n > 1 && folder[n - 1] == '/')
+        n--;
+    bool dot = folder[n - 1] == '.' && (n == 1 || folder[n - 2] == '/' ||
+                                        (folder[n - 2] == '.' && (n == 2 || folder[n - 3] == '/')));
+    bool mounted =
+        statx(AT_FDCWD, folder, 0, 0, &info) == 0 && info.stx_attributes & STATX_ATTR_MOUNT_ROOT;
+    if (!dot && !mounted)
+        return MT_OK;
+    return status_set(MT_ERR_INVALID,
+                      "%s: cannot be replaced by the finished export, since %s; name a new folder, "
+                      "which may lie in it",
+                      folder, dot ? "it is named by a dot" : "a file system is mounted there");
+}
+
 /* Nothing of the user's may be replaced or mixed with. */
 mt_status export_check_folder(const char *folder, bool replace)
 {
     mt_status status = check_no_link(folder);
+    if (!status)
+        status = check_renamable(folder);
     if (status)
         return status;
     status = files_each(folder, stop_at_first, NULL);

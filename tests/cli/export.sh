@@ -147,6 +147,11 @@ for link in link link/ dangling; do
     expect 1 "${link%/}: is a symbolic link" -- export tied -o $link
 done
 check 'links stay' test -L link -a -L dangling -a ! -e link.tmp-export
+mkdir empty
+for dot in empty/. empty/../empty/./; do
+    expect 1 "$dot: cannot be replaced by the finished export" 'name a new folder' -- export tied -o $dot
+done
+expect 1 '/proc: cannot be replaced by the finished export, since a file system is mounted there' -- export tied -o /proc
 expect 1 'bf16/config.json/x: is, or lies below, a file' -- export tied -o bf16/config.json/x
 expect 2 '--seed is for --init random' -- export tied -o x --seed 3
 expect 1 'there are no weights to export' -- export "$source_root/arch/llama/models/llama-2-7b.yaml" -o x
