@@ -5,6 +5,8 @@
 #include "file.h"
 
 #include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,6 +20,19 @@ void doc_file_close(doc_file *f)
     *f = (doc_file){ .fd = -1 };
 }
 
+mt_status doc_file_changed(const doc_file *f, const char *fmt, ...)
+{
+    char text[256];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    return mt_fail(MT_ERR_IO, "%s: %s; %s", f->path, text,
+                   f->remedy ? f->remedy
+                             : "leave the data alone while it is trained on, and resume with what "
+                               "it was");
+}
+
 mt_status doc_file_read(const doc_file *f, size_t at, size_t n, void *ret)
 {
     char *p = ret;
@@ -29,11 +44,8 @@ mt_status doc_file_read(const doc_file *f, size_t at, size_t n, void *ret)
             return mt_fail(MT_ERR_IO, "%s: cannot read at byte %zu: %s%s%s", f->path, at,
                            strerror(errno), f->remedy ? "; " : "", f->remedy ? f->remedy : "");
         if (got == 0)
-            return mt_fail(MT_ERR_IO, "%s: has become shorter than the %zu bytes that it had; %s",
-                           f->path, f->size,
-                           f->remedy ? f->remedy
-                                     : "leave the data alone while it is trained on, and resume "
-                                       "with what it was");
+            return doc_file_changed(f, "has become shorter than the %zu bytes that it had",
+                                    f->size);
         p += got;
         at += (size_t)got;
         n -= (size_t)got;

@@ -21,6 +21,9 @@ void doc_file_close(doc_file *f); /* accepts one that is all zero */
 /* n bytes from byte `at` on. [any] */
 mt_status doc_file_read(const doc_file *f, size_t at, size_t n, void *ret);
 
+/* Fails: the file is another one than it was, as `fmt` says, with what to do about it. [any] */
+mt_status MT_PRINTF(2, 3) doc_file_changed(const doc_file *f, const char *fmt, ...);
+
 /* XXH3-64 of all bytes from `from` on. */
 mt_status doc_file_hash(const doc_file *f, size_t from, uint64_t *ret);
 

@@ -333,6 +333,20 @@ static mt_status read_sample(stream *t, const plane *p, int64_t from, int64_t n)
     return MT_OK;
 }
 
+/* All ids were looked at when the file was opened: larger ones came since, and would end the run as
+ * a fault of whoever asked for them. */
+static mt_status check_ids(const stream *t, const dataset *d, const plane *p, int64_t from,
+                           int64_t n)
+{
+    const int64_t vocab = d->samples.vocab;
+    for (int64_t i = 0; i < n; i++)
+        if (t->ids[i] < 0 || t->ids[i] >= vocab)
+            return doc_file_changed(
+                p->file, "has become another one: token %lld is %u, and all were below %lld",
+                (long long)(from + i), (uint32_t)t->ids[i], (long long)vocab);
+    return MT_OK;
+}
+
 mt_status stream_next(void *stream_, mt_document *ret)
 {
     stream *t = stream_;
@@ -350,7 +364,7 @@ mt_status stream_next(void *stream_, mt_document *ret)
         return status;
     const plane *p = &d->source.planes[s.start >> SAMPLE_PLANE_SHIFT];
     int64_t from = (int64_t)(s.start & (((uint64_t)1 << SAMPLE_PLANE_SHIFT) - 1));
-    if ((status = read_sample(t, p, from, s.n)))
+    if ((status = read_sample(t, p, from, s.n)) || (status = check_ids(t, d, p, from, s.n)))
         return status;
     *ret = (mt_document){ .tokens = t->ids, .loss_mask = t->mask, .n = s.n, .id = d->first_id + i };
     return MT_OK;

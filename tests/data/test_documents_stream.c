@@ -337,6 +337,33 @@ static void a_token_file_that_shrinks(void)
     support_leave(folder);
 }
 
+/* What the ids were when the file was opened says what the model needs. */
+static void a_token_file_that_changes(void)
+{
+    enum { N = 4000 };
+    static int32_t ids[N];
+    support_enter(folder);
+    for (int wide = 0; wide < 2; wide++) {
+        memset(ids, 0, sizeof ids);
+        write_tokens("a.bin", 0, 0, wide ? 4 : 2, ids, N);
+        const support_config c = SUPPORT_CONFIG("files", "a.bin", "dtype",
+                                                wide ? "uint32" : "uint16", "end_token", "null");
+        void *s = must_open(&c, MT_SPLIT_TRAIN, 64, 0, 1);
+        mt_document doc;
+        CHECK(d->next(s, &doc) == MT_OK, "%s", status_text());
+        FILE *f = fopen("a.bin", "r+");
+        for (int i = 0; i < N * (wide ? 4 : 2); i++)
+            fputc(0xff, f);
+        CHECK(fclose(f) == 0, " ");
+        CHECK(d->next(s, &doc) == MT_ERR_IO, "%d", wide);
+        CHECK(support_says("a.bin: has become another one: token ") &&
+                  support_says("and all were below 1; leave the data alone"),
+              "%s", status_text());
+        d->close(s);
+    }
+    support_leave(folder);
+}
+
 /* Token files with bytes altered or cut off are refused, or read with what they promise. */
 static void mutated_token_files(void)
 {
@@ -798,6 +825,7 @@ int main(int argc, char **argv)
     RUN(token_files);
     RUN(every_end_token_is_found);
     RUN(a_token_file_that_shrinks);
+    RUN(a_token_file_that_changes);
     RUN(mutated_token_files);
     RUN(a_token_file_that_shrinks_at_any_time);
     RUN(a_table_that_is_large);
