@@ -34,6 +34,17 @@ static node_mark mark_of(const reader *r, yaml_mark_t m)
     return (node_mark){ r->label, (int32_t)m.line + 1, (int32_t)m.column + 1 };
 }
 
+static node_mark mark_of_byte(const reader *r, size_t byte)
+{
+    yaml_mark_t m = { 0 };
+    for (size_t i = 0; i < byte && i < r->n; i++) {
+        bool ends = r->text[i] == '\n', begins = (r->text[i] & 0xc0) != 0x80;
+        m.line += ends;
+        m.column = ends ? 0 : m.column + begins;
+    }
+    return mark_of(r, m);
+}
+
 static mt_status bad(node_mark mark, const char *fmt, ...) MT_PRINTF(2, 3);
 static mt_status bad(node_mark mark, const char *fmt, ...)
 {
@@ -72,8 +83,7 @@ static mt_status syntax_error(const reader *r)
     case YAML_MEMORY_ERROR:
         return status_nomem("the YAML reader", r->n);
     case YAML_READER_ERROR:
-        return status_set(MT_ERR_FORMAT, "%s: byte %zu is not valid text (UTF-8 expected): %s",
-                          r->label, p->problem_offset, p->problem);
+        return bad(mark_of_byte(r, p->problem_offset), "%s; text in UTF-8 is expected", p->problem);
     default:
         if (tab_at(r, p->problem_mark))
             return bad(mark, "a tab cannot indent; use spaces");
