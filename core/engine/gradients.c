@@ -255,11 +255,11 @@ static void land_rows(engine *e, const landing *l, const contribution *c, const 
     else if (!c->held) /* held ones are announced, and the earlier step's were waited for */
         pool_wait_param(e, c->param);
     int64_t most = e->l.slab_elems / p->cols;
-    for (int64_t row = 0; row < s->n_rows; row += most) {
-        int64_t n = s->n_rows - row < most ? s->n_rows - row : most;
+    for (int64_t row = 0; row < s->n_grad_rows; row += most) {
+        int64_t n = s->n_grad_rows - row < most ? s->n_grad_rows - row : most;
         work w = work_on(e, c, plane ? WORK_SCATTER : WORK_UPDATE_ROWS);
-        w.first = row ? s->rows[row] * p->cols : 0;
-        w.end = row + n < s->n_rows ? s->rows[row + n] * p->cols : p->elems;
+        w.first = row ? s->grad_rows[row] * p->cols : 0;
+        w.end = row + n < s->n_grad_rows ? s->grad_rows[row + n] * p->cols : p->elems;
         w.set = l->set;
         w.first_row = row;
         copy_slice(e, w, src + row * p->cols * e->l.grad_size, n * p->cols);
@@ -586,8 +586,8 @@ static void read_param(engine *e, float *dst, const model_param *p, const tpl_sl
 {
     const group_set *s = &e->set[lander_last_set(e)];
     int64_t slice = layout_slice(p, e->l.slab_elems);
-    for (int64_t r = 0; p->gathered && r < s->n_rows; r++)
-        read_slice(e, dst + s->rows[r] * p->cols, src + r * p->cols * e->l.grad_size, p->cols);
+    for (int64_t r = 0; p->gathered && r < s->n_grad_rows; r++)
+        read_slice(e, dst + s->grad_rows[r] * p->cols, src + r * p->cols * e->l.grad_size, p->cols);
     for (int64_t i = 0; !p->gathered && i < part->n; i += slice)
         read_slice(e, dst + part->first + i, src + i * e->l.grad_size,
                    part->n - i < slice ? part->n - i : slice);

@@ -133,9 +133,12 @@ typedef struct group_set {
     int64_t key;         /* number of the group, over the engine's life */
     micro_range range;
     const micro_batch **micro; /* [group_batches] */
-    int32_t *rows;             /* [gather_rows] distinct token ids, ascending */
-    int64_t n_rows;
-    int64_t landing; /* number of the last landing that reads `rows` */
+    int32_t *rows;             /* [n_rows] distinct token ids of the group, ascending */
+    /* The same of what gradients of tables are formed of: of the whole step, where those of all
+     * groups are summed on the device, else `rows`. */
+    int32_t *grad_rows;
+    int64_t n_rows, n_grad_rows;
+    int64_t landing; /* number of the last landing that reads `grad_rows` */
     uint16_t *hi;    /* packed rows, all gathered slots one after the other */
     int16_t *lo;
     int64_t batch_in; /* timeline index */
@@ -397,6 +400,8 @@ bool stream_skips(const engine *e, const sequence *s, int64_t pos);
 /* The visit at `pos` is through; fetches ahead. w is NULL where it was skipped. */
 void stream_release(engine *e, const sequence *s, int64_t pos, weight_buffer *w);
 void stream_batch(const engine *e, const group_set *s, int64_t i, mt_batch *ret);
+/* What tpl_binding wants of it. */
+const int32_t *stream_grad_rows(const engine *e, const group_set *s, int64_t i);
 
 /* gradients.c */
 mt_status lander_start(engine *e);

@@ -232,10 +232,12 @@ static void lay_out_params(const plan *p, const mt_backend *backend, void *devic
     l->bytes[LAYOUT_WEIGHTS] = p->weight_buffers * l->weight_stride;
     l->bytes[LAYOUT_JOIN] = l->join_bytes;
     if (l->gather_cols) {
-        int64_t weights = layout_align(l->gather_rows * l->gather_cols * 2);
+        int64_t weights = layout_align(l->pack_rows * l->gather_cols * 2);
         l->bytes[LAYOUT_GATHERED] = LAYOUT_SETS * weights * (esize / 2);
         l->bytes[LAYOUT_ROW_INDEX] =
-            layout_align(m->vocab * 4) + LAYOUT_SETS * layout_align(l->gather_rows * 4);
+            layout_align(m->vocab * 4) + LAYOUT_SETS * layout_align(l->pack_rows * 4);
+        if (p->device_sums)
+            l->bytes[LAYOUT_ROW_INDEX] += LAYOUT_SETS * layout_align(l->gather_rows * 4);
     }
     if (r->training) {
         l->bytes[LAYOUT_REDUCTIONS] = layout_align(l->n_sums * 8) + l->sum_scratch;
@@ -311,6 +313,9 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
                  .grad_plane = plan_needs_grad_plane(p) };
     l.narrow_plane = r->training && r->max_grad_norm > 0 && !l.grad_plane && !p->held;
     l.slab_elems = LAYOUT_SLAB_ELEMS;
+    l.pack_rows = l.gather_rows;
+    if (p->device_sums) /* whose rows are those of the whole step */
+        l.pack_rows = min64(l.gather_rows, p->group_batches * r->micro_tokens);
     lay_out_visits(p, &l);
     if (r->training)
         lay_out_grads(p, &l);
@@ -320,7 +325,8 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
     lay_out_values(p, &l);
 
     l.stream_elems = layout_align(l.tokens * 4) / 4;
-    l.micro_elems = 4 * l.stream_elems + layout_align((l.documents + 1) * 4) / 4;
+    l.streams = p->device_sums ? 5 : 4;
+    l.micro_elems = l.streams * l.stream_elems + layout_align((l.documents + 1) * 4) / 4;
     l.bytes[LAYOUT_BATCH] = LAYOUT_SETS * p->group_batches * l.micro_elems * 4;
     l.bytes[LAYOUT_HOST_BATCH] = l.bytes[LAYOUT_BATCH];
     l.bytes[LAYOUT_HOST_LOSS] =
@@ -335,7 +341,7 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
     }
     /* Of two steps: what each micro-batch takes of every visit, its copies, and what workers do. */
     int64_t events = p->groups * (l.n_visits * (p->group_batches + 4) +
-                                  l.gather_rows * l.gather_cols / LAYOUT_PACK_ELEMS) +
+                                  l.pack_rows * l.gather_cols / LAYOUT_PACK_ELEMS) +
                      l.n_blocks * (1 + (p->device_sums ? 1 : p->groups));
     l.n_events = max64(LAYOUT_MIN_EVENTS, 2 * events);
     l.bytes[LAYOUT_TIMELINE] = layout_align(l.n_events * 16);

@@ -81,12 +81,14 @@ typedef struct layout {
     int64_t activation_stride; /* inference: bytes of one micro-batch's boundary values */
     int64_t value_stride;      /* bytes of one boundary gradient */
     int64_t n_values;          /* boundary gradients */
-    int64_t micro_elems;       /* int32 of a micro-batch: ids, rows, targets, positions, starts */
-    int64_t stream_elems;      /* int32 of each of the first four */
-    int64_t trained_elems;     /* of all parameters that are updated */
+    int64_t micro_elems;   /* int32 of a micro-batch: arrays by token, and the documents' starts */
+    int64_t stream_elems;  /* of each of the arrays: ids, rows, targets, positions, */
+    int64_t streams;       /* and the rows of gradients where they are others */
+    int64_t trained_elems; /* of all parameters that are updated */
     int64_t n_slabs, slab_elems;
     int64_t block_elems; /* of a worker's block: the most that one call of the optimizer gets */
-    int64_t gather_rows, gather_cols; /* cols: summed over gathered slots */
+    int64_t gather_rows, gather_cols; /* rows of gradients; cols: summed over gathered slots */
+    int64_t pack_rows;                /* that a group uses, and fetches */
     int64_t n_slots;                  /* parameter slots of all units */
     int64_t n_sums;                   /* parts of them whose squares are summed */
     int64_t n_aux_losses;             /* units that add a loss of their own */

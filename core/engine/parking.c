@@ -65,7 +65,7 @@ static int64_t count_slabs(const engine *e, const landing *l)
     for (int32_t i = 0; i < s->n_slices; i++) {
         const model_param *p = &e->m->params[piece_param(e, l->piece, &s->slice[i])];
         bool gathered = e->m->units[e->piece[l->piece].unit].t->params[s->slice[i].slot].gathered;
-        int64_t elems = gathered ? e->set[l->set].n_rows * p->cols : s->slice[i].n;
+        int64_t elems = gathered ? e->set[l->set].n_grad_rows * p->cols : s->slice[i].n;
         int64_t slice = layout_slice(p, e->l.slab_elems);
         n += (elems + slice - 1) / slice;
     }

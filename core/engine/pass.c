@@ -143,7 +143,7 @@ static void finish_grads(engine *e, int32_t piece, float *sums, const grad_buffe
         if (p->flags & MT_PARAM_FROZEN)
             continue;
         bool gathered = e->m->units[unit].t->params[slice->slot].gathered;
-        int64_t n = gathered ? set->n_rows * p->cols : slice->n, each = n / slice->parts;
+        int64_t n = gathered ? set->n_grad_rows * p->cols : slice->n, each = n / slice->parts;
         if (e->l.grad_size == 2) {
             e->b->narrow(e->dev, e->q_compute, (uint16_t *)g->data + slice->at, sums + slice->at,
                          n);
@@ -332,6 +332,7 @@ static void backward_visit(engine *e, const group_pass *g, int64_t pos)
         bind->weights = w ? w->data : NULL;
         bind->grads = sums;
         bind->accumulate = b > 0 || sums_on;
+        bind->grad_rows = stream_grad_rows(e, g->set, b);
         bind->stage = stage[0];
         bind->segment = p->segment;
         backward_batch(e, g, v, b, bind);
@@ -534,7 +535,7 @@ static void place_units(engine *e)
                 continue;
             info->gathers = true;
             e->pack_offset[slots + k] = pack;
-            pack += e->l.gather_rows * slot->info.cols;
+            pack += e->l.pack_rows * slot->info.cols;
         }
         slots += t->t->n_params;
 

@@ -58,6 +58,17 @@ static double weights_again(const plan *p)
     return bytes;
 }
 
+/* Bytes of the unit's tables that the step's gradients have rows of, and no group fetches. */
+static double bytes_unfetched(const plan *p, int32_t u)
+{
+    const tpl_plan *t = p->tpl[u];
+    int64_t rows = t->bounds.gather_rows - p->group_batches * p->request.micro_tokens, cols = 0;
+    for (uint32_t k = 0; k < t->t->n_params; k++)
+        cols += t->t->params[k].gathered ? t->t->params[k].info.cols : 0;
+    return p->device_sums && rows > 0 ? (double)(rows * cols * mt_dtype_size(t->bounds.compute))
+                                      : 0;
+}
+
 static mt_status count_costs(plan *p, costs *ret)
 {
     const plan_request *r = &p->request;
@@ -105,7 +116,7 @@ static mt_status count_costs(plan *p, costs *ret)
             c.forward += more * (double)tp->between_bytes[0] / f->device_bandwidth;
             c.backward += more * (double)tp->between_bytes[1] / f->device_bandwidth;
         }
-        c.weights += (double)tp->weight_bytes;
+        c.weights += (double)tp->weight_bytes - bytes_unfetched(p, u);
         c.grads += (double)tp->grad_bytes / 4;
     }
     c.again = weights_again(p);

@@ -60,10 +60,10 @@ void slice_widen(const engine *e, float *dst, const void *src, int64_t n, bool a
 /* Index of the first of the set's rows whose id is at least `id`. */
 static int64_t first_row(const group_set *s, int64_t id)
 {
-    int64_t lo = 0, hi = s->n_rows;
+    int64_t lo = 0, hi = s->n_grad_rows;
     while (lo < hi) {
         int64_t mid = (lo + hi) / 2;
-        if (s->rows[mid] < id)
+        if (s->grad_rows[mid] < id)
             lo = mid + 1;
         else
             hi = mid;
@@ -78,9 +78,9 @@ static void place_rows(const engine *e, const work *w, int64_t first, int64_t n,
 {
     int64_t cols = e->m->params[w->param].cols;
     const group_set *s = &e->set[w->set];
-    for (int64_t r = first_row(s, first / cols); r < s->n_rows; r++) {
+    for (int64_t r = first_row(s, first / cols); r < s->n_grad_rows; r++) {
         /* A block may begin or end inside a row. */
-        int64_t row = s->rows[r] * cols;
+        int64_t row = s->grad_rows[r] * cols;
         int64_t from = row > first ? row : first;
         int64_t to = row + cols < first + n ? row + cols : first + n;
         if (row >= first + n)

@@ -18,31 +18,37 @@ static void mark_rows(engine *e, const micro_batch *mb)
         e->row_of[mb->ids[t]] = 0;
 }
 
-/* Lists the distinct token ids of the set's batches, ascending, and writes every token's place in
- * that list. Where gradients of all groups are summed on the device, their rows must be the same:
- * those of the whole step. */
-static void index_rows(engine *e, group_set *s)
+/* Lists the token ids that are marked, ascending, and writes every token's place in that list into
+ * array `stream` of the set's batches. Nothing is marked any more. Returns how many there are. */
+static int64_t list_rows(engine *e, group_set *s, int32_t *rows, int64_t stream)
 {
     int32_t *row_of = e->row_of;
-    int64_t n = 0, stream = e->l.stream_elems;
-    for (int64_t b = 0; b < s->range.n; b++)
-        mark_rows(e, s->micro[b]);
-    if (e->p->device_sums && e->step.seq.backward)
-        for (int64_t b = 0; b < e->step.batch->n; b++)
-            mark_rows(e, &e->step.batch->micro[b]);
+    int64_t n = 0;
     for (int64_t id = 0; id < e->m->vocab; id++)
         if (row_of[id] >= 0) {
-            s->rows[n] = (int32_t)id;
+            rows[n] = (int32_t)id;
             row_of[id] = (int32_t)n++;
         }
-    s->n_rows = n;
     for (int64_t b = 0; b < s->range.n; b++) {
-        int32_t *rows = s->host + b * e->l.micro_elems + stream;
+        int32_t *to = s->host + b * e->l.micro_elems + stream * e->l.stream_elems;
         for (int64_t t = 0; t < s->micro[b]->tokens; t++)
-            rows[t] = row_of[s->micro[b]->ids[t]];
+            to[t] = row_of[s->micro[b]->ids[t]];
     }
     for (int64_t r = 0; r < n; r++)
-        row_of[s->rows[r]] = -1;
+        row_of[rows[r]] = -1;
+    return n;
+}
+
+static void index_rows(engine *e, group_set *s)
+{
+    for (int64_t b = 0; b < s->range.n; b++)
+        mark_rows(e, s->micro[b]);
+    s->n_rows = s->n_grad_rows = list_rows(e, s, s->rows, 1);
+    if (!e->p->device_sums || !e->step.seq.backward)
+        return;
+    for (int64_t b = 0; b < e->step.batch->n; b++)
+        mark_rows(e, &e->step.batch->micro[b]);
+    s->n_grad_rows = list_rows(e, s, s->grad_rows, 4);
 }
 
 /* Packs the rows in use of every gathered table. The workers do it: it is the one copy of weights
@@ -93,7 +99,7 @@ void stream_prepare(engine *e, const micro_batch *const *micro, micro_range rang
         else
             memset(to + 2 * stream, 0xff, bytes);
         memcpy(to + 3 * stream, mb->positions, bytes);
-        memcpy(to + 4 * stream, mb->doc_starts, (size_t)(mb->documents + 1) * 4);
+        memcpy(to + e->l.streams * stream, mb->doc_starts, (size_t)(mb->documents + 1) * 4);
     }
     if (e->row_of) {
         index_rows(e, s);
@@ -103,7 +109,7 @@ void stream_prepare(engine *e, const micro_batch *const *micro, micro_range rang
     s->batch_in = time_begin(e, e->q_in, TRACK_IN, EVENT_BATCH_IN, -1, -1);
     for (int64_t b = 0; b < range.n; b++) {
         int64_t at = b * e->l.micro_elems;
-        int64_t elems = 4 * stream + micro[b]->documents + 1;
+        int64_t elems = e->l.streams * stream + micro[b]->documents + 1;
         e->b->copy_in(e->dev, e->q_in, s->dev + at, s->host + at, elems * 4);
         enqueued(e, e->q_in);
     }
@@ -124,8 +130,13 @@ void stream_batch(const engine *e, const group_set *s, int64_t i, mt_batch *ret)
                        .rows = dev + stream,
                        .targets = dev + 2 * stream,
                        .positions = dev + 3 * stream,
-                       .doc_starts = dev + 4 * stream,
-                       .host_doc_starts = host + 4 * stream };
+                       .doc_starts = dev + e->l.streams * stream,
+                       .host_doc_starts = host + e->l.streams * stream };
+}
+
+const int32_t *stream_grad_rows(const engine *e, const group_set *s, int64_t i)
+{
+    return e->p->device_sums ? s->dev + i * e->l.micro_elems + 4 * e->l.stream_elems : NULL;
 }
 
 /* ---- the order of compute -------------------------------------------------------------------- */
@@ -413,7 +424,7 @@ mt_status stream_start(engine *e)
 
     char *packed = e->region[LAYOUT_GATHERED];
     char *index = e->region[LAYOUT_ROW_INDEX];
-    int64_t plane = layout_align(e->l.gather_rows * e->l.gather_cols * 2);
+    int64_t plane = layout_align(e->l.pack_rows * e->l.gather_cols * 2);
     if (e->l.gather_cols) {
         e->row_of = (int32_t *)index;
         memset(index, 0xff, (size_t)e->m->vocab * 4);
@@ -430,7 +441,12 @@ mt_status stream_start(engine *e)
         if (!s->micro)
             return status_nomem("a group", (size_t)e->p->group_batches * sizeof *s->micro);
         if (e->l.gather_cols) {
-            s->rows = (int32_t *)(index + k * layout_align(e->l.gather_rows * 4));
+            s->rows = s->grad_rows = (int32_t *)index;
+            index += layout_align(e->l.pack_rows * 4);
+            if (e->p->device_sums) {
+                s->grad_rows = (int32_t *)index;
+                index += layout_align(e->l.gather_rows * 4);
+            }
             s->hi = (uint16_t *)packed;
             packed += plane;
             if (e->esize == 4) {

@@ -77,6 +77,8 @@ static void run(const tpl_plan *p, const struct tpl_program *prog, void *queue,
             segment_take_experts(p, bind->segment, &call);
         call.used = bind->used;
         call.tally = bind->tally;
+        if (s->backward && bind->grad_rows)
+            call.batch.rows = bind->grad_rows;
         call.d_accumulate = s->accumulate | (bind->accumulate ? s->accumulate_later : 0);
         if (s->backward)
             s->kernel->backward(p->device, queue, &call);

@@ -170,6 +170,9 @@ typedef struct tpl_binding {
     void *weights;   /* weight_bytes; those of `segment` */
     void *grads;     /* grad_bytes; train passes only; those of `segment` */
     bool accumulate; /* add to `grads`; false: the first micro-batch of a group overwrites */
+    /* [tokens] where gradients of gathered tables have other rows than the tables: batch.rows of
+     * operations' backward; NULL: the same ones. */
+    const int32_t *grad_rows;
     void *in[MT_UNIT_MAX_IO], *out[MT_UNIT_MAX_IO];
     void *d_out[MT_UNIT_MAX_IO]; /* backward; contents are used up */
     void *d_in[MT_UNIT_MAX_IO];  /* backward; overwritten */

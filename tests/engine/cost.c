@@ -146,7 +146,10 @@ static double in_bytes(const plan *p)
     double bytes = 0;
     for (int32_t u = 0; u < p->m->n_units; u++)
         bytes += (double)p->tpl[u]->weight_bytes * (u > 0 && u < p->m->n_units - 2 ? 2 : 1);
-    return bytes;
+    /* A group fetches the rows of its own tokens; gradients may have those of the step's. */
+    int64_t more = p->tpl[0]->bounds.gather_rows - p->group_batches * p->request.micro_tokens;
+    return bytes - (double)((more > 0 ? more : 0) * p->m->units[0].t->params[0].info.cols *
+                            mt_dtype_size(p->request.compute));
 }
 
 static double grad_bytes(const plan *p)

@@ -412,6 +412,28 @@ static void the_turn_to_the_next_group_copies_rows_only(void)
     unlink(path);
 }
 
+/* Wherever gradients are summed, though on the device their rows are the whole step's. */
+static void a_group_fetches_the_rows_of_its_own_tokens(void)
+{
+    static const plan_gradients where[] = { PLAN_GRADIENTS_HOST, PLAN_GRADIENTS_DEVICE };
+    int64_t bytes[2];
+    for (int k = 0; k < 2; k++) {
+        world_options o = training();
+        world w;
+        o.vocab = 20000;
+        o.request.groups = 4;
+        o.request.gradients = where[k];
+        world_open(&o, &w);
+        CHECK(w.p->device_sums == (k == 1), "place %d", k);
+        step_batch *b = world_batch(1, 4, 24, 2, o.vocab);
+        bytes[k] = world_step(&w, b, 1, 1e-3).copy_in_bytes;
+        world_batch_free(b);
+        world_close(&w);
+    }
+    CHECK(bytes[0] == bytes[1], "%lld bytes, %lld with sums on the device", (long long)bytes[0],
+          (long long)bytes[1]);
+}
+
 static void weights_arrive_while_the_unit_below_computes(void)
 {
     char path[] = "/tmp/mt-trace-XXXXXX";
@@ -810,6 +832,7 @@ int main(void)
     RUN(a_tight_limit_gives_a_mixed_plan);
     RUN(the_timeline_holds_two_steps);
     RUN(the_turn_to_the_next_group_copies_rows_only);
+    RUN(a_group_fetches_the_rows_of_its_own_tokens);
     RUN(weights_arrive_while_the_unit_below_computes);
     RUN(a_forward_begins_before_the_last_update);
     RUN(a_forward_needs_few_rows_of_a_table);

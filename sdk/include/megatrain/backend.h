@@ -34,7 +34,8 @@ typedef struct mt_batch {
     int64_t documents;         /* n */
     int64_t max_document;      /* tokens of the longest document */
     const int32_t *ids;        /* [T] token ids */
-    const int32_t *rows;       /* [T] row of each token in a gathered table (MT_OP_GATHERS_ROWS) */
+    const int32_t *rows;       /* [T] row of each token in a gathered table (MT_OP_GATHERS_ROWS), in
+                                * backward in its gradient */
     const int32_t *targets;    /* [T] token ids, -100: ignored */
     const int32_t *positions;  /* [T], restart at 0 in every document */
     const int32_t *doc_starts; /* [n + 1], cumulative, doc_starts[n] == T */
