@@ -148,7 +148,7 @@ static mt_status collect_step(void *arg, const char *folder, const char *name)
     if (step < 0)
         return MT_OK;
     mt_status status = make_path(path, "%s/%s/" CHECKPOINT_STATE_FILE, folder, name);
-    if (status || !files_is_file(path))
+    if (status || !files_may_be_file(path))
         return status;
     if (l->n == l->cap) {
         int64_t cap = l->cap ? 2 * l->cap : 16;
@@ -344,7 +344,8 @@ mt_status checkpoint_tidy(const char *folder, int64_t best_step)
     return status || best_step <= 0 ? status : link_best(folder, best_step);
 }
 
-/* The newest one of a step below `before` whose state can be read. */
+/* The newest one of a step below `before` whose state is whole. One that cannot be read, since its
+ * disk or its owner does not let us, may well be: what comes after it would be lost. */
 static mt_status find_newest(const char *folder, int64_t before, char *ret, size_t size)
 {
     step_list l = { 0 };
@@ -358,7 +359,17 @@ static mt_status find_newest(const char *folder, int64_t before, char *ret, size
                 continue;
             if ((status = make_path(path, "%s/step-%06lld", folder, (long long)l.steps[i])))
                 break;
-            if ((status = checkpoint_read_state(path, &root)))
+            status = checkpoint_read_state(path, &root);
+            if (status == MT_ERR_IO) {
+                char text[2048];
+                snprintf(text, sizeof text, "%s", status_text());
+                status = status_set(status,
+                                    "%s; make it readable, or move %s elsewhere to go on without "
+                                    "it",
+                                    text, path);
+                break;
+            }
+            if (status)
                 log_write(MT_LOG_WARNING, "passed over: %s", status_text());
             else
                 json_decref(root);

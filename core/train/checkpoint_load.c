@@ -134,7 +134,7 @@ mt_status checkpoint_read_state(const char *folder, json_t **ret)
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s/" CHECKPOINT_STATE_FILE, folder) >= (int)sizeof path)
         return status_set(MT_ERR_INVALID, "%s: the path is too long", folder);
-    if (!files_is_file(path))
+    if (!files_may_be_file(path))
         return status_set(MT_ERR_NOT_FOUND,
                           "%s: no " CHECKPOINT_STATE_FILE " in it: not a complete checkpoint; "
                           "choose another one",

@@ -313,6 +313,12 @@ bool files_is_file(const char *path)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }
 
+bool files_may_be_file(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 ? S_ISREG(st.st_mode) : errno != ENOENT && errno != ENOTDIR;
+}
+
 bool files_is_folder(const char *path)
 {
     struct stat st;

@@ -54,6 +54,8 @@ int64_t files_free_bytes(const char *folder);
 
 /* Is there a regular file / a folder of this name? */
 bool files_is_file(const char *path);
+/* False only where it is known that there is none: one that cannot be looked at may be there. */
+bool files_may_be_file(const char *path);
 bool files_is_folder(const char *path);
 
 #endif

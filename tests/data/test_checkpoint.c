@@ -321,6 +321,14 @@ static void rotation(void)
     CHECK(checkpoint_latest(o.folder, path, sizeof path) == MT_OK &&
               strcmp(path, "runs/checkpoints/step-000002") == 0,
           "%s", path);
+    /* One that cannot be read is not: it may be whole. */
+    CHECK(unlink("runs/checkpoints/step-000004/state.json") == 0 &&
+              symlink("state.json", "runs/checkpoints/step-000004/state.json") == 0,
+          " ");
+    CHECK(checkpoint_latest(o.folder, path, sizeof path) == MT_ERR_IO &&
+              strstr(status_text(), "runs/checkpoints/step-000004/state.json: ") &&
+              strstr(status_text(), "Too many levels of symbolic links; make it readable, or move"),
+          "%s", status_text());
     log_set_level(MT_LOG_INFO);
     store_destroy(s);
     model_destroy(m);
