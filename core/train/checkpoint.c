@@ -124,7 +124,8 @@ out:
 
 /* ---- folders -------------------------------------------------------------------------------- */
 
-/* What an interrupted save or rotation left. */
+/* What an interrupted save or rotation left. What cannot be removed, for it is another user's, say,
+ * is in nobody's way. */
 static mt_status remove_stale(void *arg, const char *folder, const char *name)
 {
     (void)arg;
@@ -132,7 +133,9 @@ static mt_status remove_stale(void *arg, const char *folder, const char *name)
     if (strncmp(name, TEMP_PREFIX, sizeof TEMP_PREFIX - 1) != 0)
         return MT_OK;
     mt_status status = make_path(path, "%s/%s", folder, name);
-    return status ? status : files_remove_tree(path);
+    if (!status && files_remove_tree(path))
+        log_write(MT_LOG_WARNING, "checkpoint: %s", status_text());
+    return status;
 }
 
 typedef struct step_list {
@@ -309,7 +312,8 @@ static mt_status save(const store *s, const checkpoint_state *state, const check
         (status = make_path(aside, "%s/" TEMP_PREFIX "old-step-%06lld", o->folder, step)))
         return status;
     if ((status = files_make_folders(o->folder)) ||
-        (status = files_each(o->folder, remove_stale, NULL)) || (status = check_space(s, o, map)) ||
+        (status = files_each(o->folder, remove_stale, NULL)) ||
+        (status = files_remove_tree(temp)) || (status = check_space(s, o, map)) ||
         (status = files_make_folders(temp)))
         return status;
     if ((status = fill_folder(s, state, o, map, format, write_config, arg, temp)) ||

@@ -371,6 +371,31 @@ static void same_step_again(void)
     leave(&at);
 }
 
+/* What was rotated out and stays is in the way of no save, and of no start. */
+static void rotated_and_not_removed(void)
+{
+    scene at = enter();
+    checkpoint_options o = at.o;
+    o.keep = 1;
+    log_set_level(MT_LOG_ERROR);
+    CHECK(save_at(at.a, 5, &o) == MT_OK, "%s", status_text());
+    unremovable = true;
+    CHECK(save_at(at.a, 6, &o) == MT_OK, "%s", status_text());
+    CHECK(save_at(at.a, 7, &o) == MT_OK, "%s", status_text());
+    CHECK(checkpoint_tidy(o.folder, 0) == MT_OK, "%s", status_text());
+    CHECK(count_entries("runs/checkpoints") == 3, "%d", count_entries("runs/checkpoints"));
+    /* Of what is left of this very step, some would be taken for new. */
+    CHECK(mkdir("runs/checkpoints/.tmp-step-000008", 0777) == 0, " ");
+    support_write("runs/checkpoints/.tmp-step-000008/model.safetensors", "x", 1);
+    CHECK(save_at(at.a, 8, &o) == MT_ERR_IO && strstr(status_text(), ".tmp-step-000008"), "%s",
+          status_text());
+    unremovable = false;
+    CHECK(save_at(at.a, 8, &o) == MT_OK, "%s", status_text());
+    CHECK(count_entries("runs/checkpoints") == 1, "%d", count_entries("runs/checkpoints"));
+    log_set_level(MT_LOG_INFO);
+    leave(&at);
+}
+
 /* ---- what is refused ------------------------------------------------------------------------ */
 
 static void flip_byte(const char *path, long at_end)
@@ -1037,6 +1062,7 @@ int main(int argc, char **argv)
     RUN(weights_only);
     RUN(rotation);
     RUN(same_step_again);
+    RUN(rotated_and_not_removed);
     RUN(damaged);
     RUN(mutations);
     RUN(kill_at_any_moment);
