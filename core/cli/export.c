@@ -93,6 +93,7 @@ static int run_export(const cli_command *self, int argc, char **argv)
 
     session s = { 0 };
     train_catch_signals();
+    train_finish_on_signal();
     mt_status st = cli_find_plugins(&dirs);
     if (st == MT_OK)
         st = export_path(argv[0], &o, &s);

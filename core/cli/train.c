@@ -118,8 +118,9 @@ const cli_command cli_train = {
             "(output_dir) gets the effective manifest, metrics.jsonl and checkpoints; a run folder "
             "that\n"
             "holds a checkpoint is resumed from it, bit for bit. An interrupt (Ctrl-C) or SIGTERM\n"
-            "finishes the step, saves, and exits with 75; another one, at least a second later,\n"
-            "exits at once.",
+            "finishes the step, saves, and exits with 75; another one, at least a second later, or "
+            "one\n"
+            "before the first step, exits at once.",
     .example = "example: train for 200 steps with a lower learning rate\n"
                "  megatrain train runs/shakespeare.yaml train.max_steps=200 "
                "train.learning_rate=1e-4",

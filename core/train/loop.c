@@ -464,6 +464,7 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
         st = session_start(s, options);
     if (st == MT_OK)
         st = loop_begin(&l);
+    train_finish_on_signal();
     int64_t first = l.state.step;
     if (st == MT_OK)
         st = steps(&l);

@@ -19,6 +19,9 @@ static const int64_t one_wish = 1000000000; /* ns */
  * signals at once. */
 static _Atomic int64_t asked_at;
 
+/* There is something to finish, so that a signal is a wish. */
+static atomic_bool busy;
+
 static int64_t now(void)
 {
     struct timespec t;
@@ -28,7 +31,14 @@ static int64_t now(void)
 
 static void on_signal(int number)
 {
+    static const char text[] = "stopped before the first step: nothing is lost, and the same "
+                               "command begins again\n";
     (void)number;
+    if (!atomic_load(&busy)) {
+        ssize_t n = write(STDERR_FILENO, text, sizeof text - 1);
+        (void)n;
+        _exit(EXIT_RESUMABLE);
+    }
     int64_t first = 0, present = now();
     if (!atomic_compare_exchange_strong(&asked_at, &first, present) && present - first >= one_wish)
         _exit(EXIT_RESUMABLE);
@@ -46,6 +56,11 @@ void train_catch_signals(void)
         sigaction(SIGHUP, &action, NULL);
     /* Whoever read the messages may go away; the run goes on. */
     signal(SIGPIPE, SIG_IGN);
+}
+
+void train_finish_on_signal(void)
+{
+    atomic_store(&busy, true);
 }
 
 bool train_stop_requested(void)

@@ -146,8 +146,25 @@ key=$(cd "$caches" && ls ./*.tokens)
 exec 9>"$caches/${key%.tokens}.lock"
 flock 9
 expect 0 'another process is making it' 'in 0 caches' -- cache clean --all
-exec 9>&-
 check 'a cache in the making is left alone' test -e "$caches/$key"
+# Who waits for it, as who makes it, has nothing to save yet.
+mv "$caches/$key" made
+"$megatrain" train run.yaml data.files=new.txt data.datasets=null output_dir=waiting >out 2>&1 </dev/null 9>&- &
+for ((i = 0; i < 500; i++)); do
+    grep -q 'waiting for another process' out && break
+    sleep 0.02
+done
+kill -TERM $!
+for ((i = 0; i < 100; i++)); do
+    kill -0 $! 2>/dev/null || break
+    sleep 0.02
+done
+check 'a signal before the first step: exits at once' test $i -lt 100
+exec 9>&-
+wait $!
+check 'a signal before the first step: exit code 75' test $? = 75
+check 'a signal before the first step: says so' grep -q 'stopped before the first step' out
+mv made "$caches/$key"
 expect 0 'removed' -- cache clean --all
 check 'everything is gone but what is not of this kind' test "$(ls "$caches")" = mine.txt
 expect 0 '0 B in 0 caches' -- cache list --dir nowhere
