@@ -210,6 +210,14 @@ printf 'model: %s\ndata: { max_seq_len: 1024 }\n' "$source_root/arch/qwen/models
 expect 0 '16 micro-batches of 8192 tokens in 4 groups of up to 4' 'summed in fp32 in device memory' -- plan 7b.yaml \
     --profile slow.yaml train.micro_batch_size=8 train.gradient_accumulation_steps=16 train.max_grad_norm=0
 
+# Small micro-batches add gradients up more often: the plan says by what a step would be faster.
+expect 0 'with train.micro_batch_size=8 and train.gradient_accumulation_steps=16 the same tokens would take ' -- \
+    plan 7b.yaml --profile slow.yaml train.gradient_accumulation_steps=128 train.max_grad_norm=0
+expect 0 'with train.micro_batch_size=8 the same tokens would take ' -- \
+    plan 7b.yaml --profile slow.yaml train.tokens_per_step=131072 train.max_grad_norm=0
+expect 0 'predicted' -- plan 7b.yaml --profile slow.yaml train.micro_batch_size=8 train.tokens_per_step=131072 train.max_grad_norm=0
+check 'nothing is faster' bash -c '! grep -q "would take" out'
+
 # The profile that comes along plans a model of any size on any machine, without data or tokenizer.
 cat >405b.yaml <<END
 model: $source_root/arch/llama/models/llama-3.1-405b.yaml
