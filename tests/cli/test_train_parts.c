@@ -535,6 +535,7 @@ static int status_of_two_signals(long ms)
     if (pid == 0) {
         const struct timespec pause = { ms / 1000, ms % 1000 * 1000000 };
         train_catch_signals();
+        train_finish_on_signal();
         bool before = train_stop_requested();
         raise(SIGTERM);
         if (before || !train_stop_requested())
