@@ -17,6 +17,9 @@ typedef struct bench_sizes {
     int32_t n;
 } bench_sizes;
 
+/* What all JSON files of benches have near their beginning. */
+#define REPORT_MARK "megatrain-bench-"
+
 /* What the command line asks for. */
 typedef struct bench_request {
     const char *tokens; /* as given */

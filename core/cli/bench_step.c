@@ -208,9 +208,9 @@ static int run_bench_step(const cli_command *self, int argc, char **argv)
     if (st == MT_OK)
         st = open_session(&s, r.document, run);
     if (st == MT_OK && r.json)
-        st = files_check_output(r.json, false);
+        st = files_check_output(r.json, REPORT_MARK, false);
     if (st == MT_OK && trace)
-        st = files_check_output(trace, false);
+        st = files_check_output(trace, TRACE_MARK, false);
     if (st == MT_OK) {
         st = bench(&s, run, &r, trace, &report);
         if (r.json && report.n > 0 && (st == MT_OK || st == MT_ERR_NOMEM)) {

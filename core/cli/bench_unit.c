@@ -438,7 +438,7 @@ static int run_bench_unit(const cli_command *self, int argc, char **argv)
     if (st == MT_OK)
         st = bench_open(&s, q.document, run);
     if (st == MT_OK && q.json)
-        st = files_check_output(q.json, false);
+        st = files_check_output(q.json, REPORT_MARK, false);
     if (st == MT_OK) {
         run->groups = 1;
         run->segment_bytes = 0; /* times are those of a unit's one copy each way */

@@ -234,7 +234,7 @@ static mt_status run_request(const request *q)
     if (st == MT_OK)
         st = t.iface->open(q->tokenizer, &t.tokenizer);
     if (st == MT_OK && q->output)
-        st = files_check_output(q->output, true);
+        st = files_check_output(q->output, TOKEN_FILE_MARK, true);
     if (st == MT_OK)
         st = read_input(q, &text, &n);
     if (st == MT_OK && q->decode)

@@ -23,6 +23,9 @@ typedef struct tokenize_ids {
 mt_status tokenize_add(const tokenize_tools *t, const char *text, int64_t n, tokenize_ids *ids);
 void tokenize_free(tokenize_ids *ids);
 
+/* Both magic numbers of token files have these bytes, and no text has. */
+#define TOKEN_FILE_MARK "\x34\x01"
+
 /* Writes the documents of a text to `path` in llm.c's format; the file appears complete or not at
  * all. `separator` is none, blank_line, or a literal text that stands between documents; with
  * `jsonl` each line is an object with its document at "text". `name` is what messages call the

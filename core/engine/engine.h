@@ -18,6 +18,8 @@ typedef struct engine_rule {
     double weight_decay; /* in place of the optimizer's own, with has_decay */
 } engine_rule;
 
+#define TRACE_MARK "{\"displayTimeUnit\""
+
 typedef struct engine_config {
     const plan *plan;
     store *store;
@@ -33,7 +35,7 @@ typedef struct engine_config {
     bool bind_workers; /* to processors of their own, where there are enough */
     bool serial;       /* one queue, no overlap: the reference for every race test */
     uint64_t chaos;    /* != 0: random delays in every queue and worker, freed buffers poisoned */
-    const char *trace_path; /* NULL: no trace */
+    const char *trace_path; /* NULL: no trace; the file begins with TRACE_MARK */
 } engine_config;
 
 typedef struct engine_step_params {

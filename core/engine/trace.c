@@ -184,7 +184,7 @@ mt_status trace_write(engine *e)
     if (!f)
         return status_set(MT_ERR_IO, "%s: cannot write the trace: %s", e->trace_path,
                           strerror(errno));
-    fprintf(f, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    fprintf(f, TRACE_MARK ":\"ms\",\"traceEvents\":[\n");
     write_track(f, TRACK_IN, "copy-in queue", -1);
     write_track(f, TRACK_COMPUTE, "compute queue", -1);
     write_track(f, TRACK_OUT, "copy-out queue", -1);

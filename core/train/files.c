@@ -96,7 +96,21 @@ static mt_status check_new_file(const char *path)
     return no_output(path, why);
 }
 
-mt_status files_check_output(const char *path, bool by_rename)
+/* A slip of the command line must not cost a manifest, a text or weights. (Who names a link means
+ * it: /dev/stdout is one, and leads to whatever.) */
+static mt_status check_kind(const char *path, const char *mark)
+{
+    char begin[4096];
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    ssize_t n = fd < 0 ? 0 : read(fd, begin, sizeof begin);
+    if (fd >= 0)
+        close(fd);
+    return n <= 0 || memmem(begin, (size_t)n, mark, strlen(mark))
+               ? MT_OK
+               : no_output(path, "what is there is a file of another kind, and would be replaced");
+}
+
+mt_status files_check_output(const char *path, const char *mark, bool by_rename)
 {
     char folder[PATH_MAX];
     struct stat st;
@@ -109,7 +123,9 @@ mt_status files_check_output(const char *path, bool by_rename)
     if (by_rename && !S_ISREG(st.st_mode))
         return no_output(path, "it is no regular file, which could be replaced");
     folder_of(path, folder);
-    return access(by_rename ? folder : path, W_OK) == 0 ? MT_OK : no_output(path, strerror(errno));
+    if (access(by_rename ? folder : path, W_OK) != 0)
+        return no_output(path, strerror(errno));
+    return mark && S_ISREG(st.st_mode) ? check_kind(path, mark) : MT_OK;
 }
 
 mt_status files_check_folder(const char *path)

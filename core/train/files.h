@@ -41,10 +41,11 @@ mt_status files_copy(const char *from, const char *to);
 mt_status files_cache_path(const char *below, char *ret, size_t size);
 
 /* Fails where no file can be written at `path`, so that it is known before long work rather than
- * after it; what is there stays as it is. `by_rename`: the file will take the place of one that is
- * there, which must be a regular one and no link to one (nobody wants /dev/null or
- * /dev/stdout replaced). */
-mt_status files_check_output(const char *path, bool by_rename);
+ * after it; what is there stays as it is. `mark`: text that is near the beginning of every file of
+ * this kind; one that is there and has it not, as a manifest, is the user's and refused (NULL: any
+ * may be replaced). `by_rename`: the file will take the place of one that is there, which must be a
+ * regular one and no link to one (nobody wants /dev/null or /dev/stdout replaced). */
+mt_status files_check_output(const char *path, const char *mark, bool by_rename);
 
 /* The same for a folder that is to be made with its parents, or written into. */
 mt_status files_check_folder(const char *path);

@@ -438,9 +438,18 @@ mt_status train_check_places(const run_manifest *run, const session_engine_optio
                          run->output_dir);
     if (exports && (st = export_check_folder(folder, true)) != MT_OK)
         return config_blame(c, "export");
-    if (st != MT_OK || !options->trace || is_in_run(run, options->trace))
+    if (st != MT_OK || !options->trace)
         return st;
-    return files_check_output(options->trace, false);
+    if (is_in_run(run, options->trace)) {
+        const char *name = from_here(options->trace) + strlen(from_here(run->output_dir)) + 1;
+        if (strcmp(name, RUN_FOLDER_METRICS) != 0 && strcmp(name, RUN_FOLDER_MANIFEST) != 0)
+            return MT_OK;
+        return status_set(MT_ERR_INVALID,
+                          "%s: is a file of the run itself, which a trace would replace; name "
+                          "another one",
+                          options->trace);
+    }
+    return files_check_output(options->trace, TRACE_MARK, false);
 }
 
 mt_status train_run(session *s, run_manifest *run, const session_engine_options *options,
@@ -454,7 +463,7 @@ mt_status train_run(session *s, run_manifest *run, const session_engine_options 
 
     st = run_folder_open(run, &l.folder, &l.metrics);
     if (st == MT_OK && options->trace)
-        st = files_check_output(options->trace, false);
+        st = files_check_output(options->trace, TRACE_MARK, false);
     if (st == MT_OK)
         st = session_format(&l.format);
     if (st == MT_OK && l.folder.resume[0] &&

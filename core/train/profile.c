@@ -191,7 +191,7 @@ mt_status profile_prepare(const char *path, bool make_folder)
     mt_status st = make_folder && slash ? files_make_folders(folder) : MT_OK;
     if (st != MT_OK)
         return status_set(st, "%s; write the profile elsewhere with -o FILE", status_text());
-    return files_check_output(path, true);
+    return files_check_output(path, make_folder ? NULL : PROFILE_FORMAT, true);
 }
 
 mt_status profile_write(const hardware *h, const char *path)

@@ -127,6 +127,28 @@ expect 1 'linked: cannot write: it is a symbolic link, which would be replaced' 
 expect 1 '/dev/zero: cannot write: it is no regular file' \
     -- tokenize --tokenizer tokenizer.json --file missing.txt -o /dev/zero
 
+# What is written takes the place of its own kind only.
+cp model.yaml was.yaml
+for command in 'train run.yaml output_dir=new --trace' 'bench step model.yaml --tokens 256 --json' \
+    'bench step model.yaml --tokens 256 --trace' 'bench unit model.yaml --tokens 256 --json' \
+    'bench hardware --quick -o' 'tokenize --tokenizer tokenizer.json --no-special --file text.txt -o'; do
+    # shellcheck disable=SC2086
+    expect 1 'model.yaml: cannot write: what is there is a file of another kind' 'name a file' -- $command model.yaml
+    check "$command: the file stays" cmp model.yaml was.yaml
+    if [[ $command != train* ]]; then
+        : >made
+        # shellcheck disable=SC2086
+        expect 0 -- $command made
+        # shellcheck disable=SC2086
+        expect 0 -- $command made
+    fi
+    rm -f made
+done
+for name in metrics.jsonl run.yaml; do
+    expect 1 "new/$name: is a file of the run itself" -- train run.yaml output_dir=new --trace new/$name
+done
+check 'nothing was begun' test ! -e new
+
 # ---- plugins ---------------------------------------------------------------------------------------
 
 sed 's/model_type: llama/model_type: lama/' model.yaml >lama.yaml
