@@ -269,8 +269,13 @@ mt_status registry_find(plugin_kind kind, const char *what, const char *interfac
 
 mt_status registry_load_file(const char *path, const plugin_record **ret_record)
 {
-    char manifest[HOST_PATH_SIZE];
+    char file[HOST_PATH_SIZE], manifest[HOST_PATH_SIZE];
     plugin_record r;
+    /* Of a name without a folder dlopen looks in those of the system's libraries. */
+    if (!strchr(path, '/') && strlen(path) + 3 <= sizeof file) {
+        snprintf(file, sizeof file, "./%s", path);
+        path = file;
+    }
     size_t n = strlen(path);
     if (n < 4 || strcmp(path + n - 3, ".so") != 0 || n + 3 > sizeof manifest)
         return status_set(MT_ERR_INVALID, "plugin %s: expected a shared object NAME.so", path);

@@ -238,6 +238,8 @@ END
     expect "$1" "${@:3}" -- plugins check "optimizers/$2.so" --timeout "${limit:-60}"
 }
 check_optimizer 0 sample 'ok      check.0: the same' 'ok      check.1: the same' 'all tests passed'
+cp optimizers/sample.{so,yaml} .
+expect 0 'all tests passed' -- plugins check sample.so
 check_optimizer 1 cut_matters 'FAILED  check.0' \
     'step 1 of a tensor of 6 x 35: element 1 of the weight depends on how the tensor is cut into ranges'
 check_optimizer 1 writes_behind 'an update writes behind the range that it was given'
