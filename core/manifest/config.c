@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { PLACE_SIZE = 512, PATH_SIZE = 512 };
+enum { PLACE_SIZE = 512, PATH_SIZE = 512, LIST_SIZE = 1024 };
 
 typedef struct view {
     mt_config pub; /* first */
@@ -327,6 +327,7 @@ static mt_status unknown_key(const node *map, const node_item *item, const char 
 {
     char place[PLACE_SIZE], full[PATH_SIZE];
     const char *key = item->key, *near = NULL;
+    char list[LIST_SIZE] = "";
     const char **known = calloc((size_t)(map->n + map->n_missed), sizeof *known);
     if (known) {
         int64_t n = 0;
@@ -337,6 +338,8 @@ static mt_status unknown_key(const node *map, const node_item *item, const char 
             known[n++] = map->missed[i];
         int64_t best = text_nearest(write_out(key, full), known, n);
         near = best >= 0 ? known[best] : NULL;
+        for (int64_t i = 0; i < n; i++)
+            text_append(list, sizeof list, "%s%s", i ? ", " : "; known: ", known[i]);
         free(known);
     }
     char where[PATH_SIZE];
@@ -345,7 +348,7 @@ static mt_status unknown_key(const node *map, const node_item *item, const char 
     if (near)
         return status_set(MT_ERR_INVALID, "%s: unknown key '%s'%s; did you mean '%s'?", place, key,
                           where, near);
-    return status_set(MT_ERR_INVALID, "%s: unknown key '%s'%s", place, key, where);
+    return status_set(MT_ERR_INVALID, "%s: unknown key '%s'%s%s", place, key, where, list);
 }
 
 static mt_status check_unused(const node *n, const char *path, const char *const *skip)

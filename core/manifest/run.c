@@ -41,6 +41,8 @@ static const struct hint {
 #define NO_QUANT "training on quantized weights is not offered: precision is fp32 or bf16"
 #define NO_SHARD "sharding over processes is not offered: see the section 'memory'"
 #define NO_SIGHT "vision and audio are not offered: MegaTrain trains on text"
+#define NO_REPORT                                                                                  \
+    "metrics are sent to no other program: every step's are in metrics.jsonl of the run folder"
 #define NO_HYPER "is a hyper-parameter: set it in the model's config.json or manifest"
 #define NO_BALANCE                                                                                 \
     NO_HYPER " (for routers that a correction bias balances there is "                             \
@@ -79,6 +81,8 @@ static const struct hint {
     { "model_path", "model", NULL },
     { "base_model", "model", NULL },
     { "lr", "train.learning_rate", NULL },
+    { "warmup", "train.warmup_steps", NULL },
+    { "steps", "train.max_steps", NULL },
     { "lr_scale", "optimizer.groups.0.learning_rate_scale", NULL },
     { "epochs", "train.num_train_epochs", NULL },
     { "num_epochs", "train.num_train_epochs", NULL },
@@ -91,10 +95,25 @@ static const struct hint {
     { "gradient_clip*", "train.max_grad_norm", NULL },
     { "moe_router_bias_update_rate", "train.router_bias_update_rate", NULL },
     { "bias_update_speed", "train.router_bias_update_rate", NULL },
+    { "eval_strategy", "train.eval_steps", NULL },
+    { "evaluation_strategy", "train.eval_steps", NULL },
+    { "save_strategy", "checkpoint.save_steps", NULL },
+    { "resume", "checkpoint.resume_from_checkpoint", NULL },
+    { "report_to", NULL, NO_REPORT },
+    { "wandb*", NULL, NO_REPORT },
+    { "tensorboard*", NULL, NO_REPORT },
+    { "logging_dir", NULL, NO_REPORT },
     { "scheduler", "train.lr_scheduler_type", NULL },
     { "lr_scheduler", "train.lr_scheduler_type", NULL },
     { "weight_decay", "optimizer.weight_decay", NULL },
     { "optim", "optimizer.name", NULL },
+    { "dataset", "data.files", NULL },
+    { "dataset_path", "data.files", NULL },
+    { "data_path", "data.files", NULL },
+    { "train_file*", "data.files", NULL },
+    { "eval_file*", "data.validation_files", NULL },
+    { "val_file*", "data.validation_files", NULL },
+    { "max_seq_length", "data.max_seq_len", NULL },
     { "block_size", "data.max_seq_len", NULL },
     { "cutoff_len", "data.max_seq_len", NULL },
     { "context_length", "data.max_seq_len", NULL },

@@ -201,7 +201,7 @@ static void test_unused(void)
     t->has(t, "learning_rat");
     CHECK(config_check_unused(c, "train") == MT_OK, "%s", status_text());
     root->has(root, "log.x");
-    FAILS(config_check_unused(c, ""), "m.yaml:5:1: unknown key 'list'");
+    FAILS(config_check_unused(c, ""), "m.yaml:5:1: unknown key 'list'; known: train, log");
     root->length(root, "list");
     FAILS(config_check_unused(c, ""), "m.yaml:5:9: unknown key 'y' in 'list.0'");
     CHECK(config_check_unused(c, "absent") == MT_OK);

@@ -106,7 +106,8 @@ static void test_values(void)
     CHECK(r->groups == 2 && r->activations == TPL_SELECT && r->weight_buffers == 3);
     CHECK(r->weights_only && strcmp(r->resume_from_checkpoint, "none") == 0);
     check_case_failed |= run_check_plugin_keys(r, true) == MT_OK;
-    check_text(":4:57: unknown key 'files' in 'data'");
+    check_text(":4:57: unknown key 'files' in 'data'; known: loader, max_seq_len, packing, "
+               "tokenizer, chat_format");
     const mt_config *data = config_section(r->config, "data");
     data->length(data, "files");
     CHECK(run_check_plugin_keys(r, true) == MT_OK, "%s", status_text());
@@ -142,6 +143,12 @@ static void test_wrong_values(void)
         { "  on_bad_numbers: true",
           ":3:19: 'train.on_bad_numbers' must be one of skip, stop, found true" },
         { "  lr: 1e-4", ":3:3: unknown key 'lr'; it is called 'train.learning_rate' here" },
+        { "  warmup: 3", ":3:3: unknown key 'warmup'; it is called 'train.warmup_steps' here" },
+        { "  eval_strategy: steps",
+          ":3:3: unknown key 'eval_strategy'; it is called 'train.eval_steps' here" },
+        { "  report_to: wandb",
+          ":3:3: 'report_to': metrics are sent to no other program: every step's are in "
+          "metrics.jsonl of the run folder; remove the key" },
         { "  seed: 3", ":3:3: unknown key 'train.seed'; did you mean 'seed'?" },
         { "  save_steps: 3",
           ":3:3: unknown key 'train.save_steps'; did you mean 'checkpoint.save_steps'?" },
@@ -206,6 +213,7 @@ static void test_wrong_values(void)
           ":3:26: 'memory.weight_buffers' must be \"auto\" or a number from 2 to 1024, found the "
           "number 1" },
         { "memory: 5", ":3:9: 'memory' must be a section of keys, found the number 5" },
+        { "log: {csv: a.csv}", ":3:7: unknown key 'csv' in 'log'; known: logging_steps" },
         { "memry: {gpu: 1GiB}", ":3:1: unknown key 'memry'; did you mean 'memory'?" },
         { "data: {max_seq_len: 1}",
           ":3:21: 'data.max_seq_len' must be a number of at least 2, found the number 1" },
