@@ -271,14 +271,14 @@ mt_status registry_load_file(const char *path, const plugin_record **ret_record)
 {
     char file[HOST_PATH_SIZE], manifest[HOST_PATH_SIZE];
     plugin_record r;
+    size_t n = strlen(path);
+    if (n < 4 || strcmp(path + n - 3, ".so") != 0 || n + 5 > sizeof manifest)
+        return status_set(MT_ERR_INVALID, "plugin %s: expected a shared object NAME.so", path);
     /* Of a name without a folder dlopen looks in those of the system's libraries. */
-    if (!strchr(path, '/') && strlen(path) + 3 <= sizeof file) {
-        snprintf(file, sizeof file, "./%s", path);
+    if (!strchr(path, '/')) {
+        n = (size_t)snprintf(file, sizeof file, "./%s", path);
         path = file;
     }
-    size_t n = strlen(path);
-    if (n < 4 || strcmp(path + n - 3, ".so") != 0 || n + 3 > sizeof manifest)
-        return status_set(MT_ERR_INVALID, "plugin %s: expected a shared object NAME.so", path);
     plugin_entry *e = NULL;
     for (int32_t i = 0; i < registry.n && !e; i++)
         if (strcmp(registry.entries[i]->record.path, path) == 0)

@@ -181,7 +181,8 @@ static void test_wrong_manifests(void)
           ":6:11: 'provides' must be a list of at least one name" },
         { "name: x\nversion: 1.2.3\nlicence: A\nkind: optim\nabi: '1.0'\nprovides: [y]\nauthor: "
           "z\n",
-          ":7:1: unknown key 'author'" },
+          ":7:1: unknown key 'author'; known: name, version, licence, kind, abi, provides, "
+          "description, check" },
         { "name: x\nversion: [\n", ":3:1: did not find expected node content (while parsing a flow "
                                    "node that starts in line 3)" },
     };
