@@ -389,12 +389,14 @@ static void test_search(void)
     CHECK(strstr(status_text(), "cannot start: the printer is out of ink"), "%s", status_text());
     CHECK(registry_find(PLUGIN_OPTIM, "momentun", MT_OPTIM_INTERFACE, &table, &r) ==
           MT_ERR_NOT_FOUND);
-    CHECK(strcmp(status_text(), "no plugin provides optim 'momentun'; there is: sgd, momentum, "
-                                "failing (those of other plugins with --plugin-dir DIR or "
-                                "MEGATRAIN_PLUGIN_PATH); did you mean 'momentum'?") == 0,
+    /* Plugins that are installed where the build would install its own are listed behind. */
+    const char *start = "no plugin provides optim 'momentun'; there is: sgd, momentum, failing";
+    CHECK(strncmp(status_text(), start, strlen(start)) == 0, "%s", status_text());
+    CHECK(strstr(status_text(), " (those of other plugins with --plugin-dir DIR or "
+                                "MEGATRAIN_PLUGIN_PATH); did you mean 'momentum'?"),
           "%s", status_text());
-    CHECK(registry_find(PLUGIN_ARCH, "llama", MT_ARCH_INTERFACE, &table, &r) == MT_ERR_NOT_FOUND);
-    CHECK(strstr(status_text(), "no plugin provides arch 'llama'"), "%s", status_text());
+    CHECK(registry_find(PLUGIN_ARCH, "no_such", MT_ARCH_INTERFACE, &table, &r) == MT_ERR_NOT_FOUND);
+    CHECK(strstr(status_text(), "no plugin provides arch 'no_such'"), "%s", status_text());
     registry_finish();
 
     const char *missing[] = { absent };
