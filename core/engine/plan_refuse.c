@@ -144,6 +144,30 @@ static void offer_smaller_batches(plan *p, const plan_limits *lim, text *t)
     }
 }
 
+/* Names the most micro-batches, by halves, with which the request fits, if need be without
+ * clipping: few enough are one group, and no sum of all gradients is kept from group to group. */
+static void offer_fewer_batches(plan *p, const plan_limits *lim, text *t)
+{
+    plan_request c = p->request;
+    c.groups = PLAN_AUTO;
+    while (c.training && c.micro_batches > 1) {
+        c.micro_batches /= 2;
+        c.max_grad_norm = p->request.max_grad_norm;
+        bool fits = would_fit(p, &c, lim);
+        if (!fits && c.max_grad_norm > 0 && t->offers == 0) {
+            c.max_grad_norm = 0;
+            fits = would_fit(p, &c, lim);
+        }
+        if (!fits)
+            continue;
+        begin_offer(t);
+        text_add(t, "at most %lld micro-batch%s a step (train.gradient_accumulation_steps)%s",
+                 (long long)c.micro_batches, c.micro_batches == 1 ? "" : "es",
+                 c.max_grad_norm < p->request.max_grad_norm ? " and train.max_grad_norm: 0" : "");
+        return;
+    }
+}
+
 /* The key of a limit that the run sets and that is passed; NULL: none. */
 static const char *own_limit(const plan *p, const plan_limits *lim)
 {
@@ -159,6 +183,7 @@ mt_status plan_refuse(plan *p, const plan_limits *lim)
     describe(p, lim, &t);
     offer_settings(p, lim, &t);
     offer_smaller_batches(p, lim, &t);
+    offer_fewer_batches(p, lim, &t);
     const char *own = own_limit(p, lim);
     if (t.offers == 0)
         text_add(&t, ". No setting%s%s makes it fit: a smaller model or more memory is needed%s",

@@ -238,6 +238,13 @@ check 'without clipping no gradient waits for others' bash -c '! grep -q "gradie
 expect 1 'train.max_grad_norm: 0' 'memory.gradient_dtype: bf16' -- plan 405b.yaml "${h200[@]}" memory.host=6TB
 expect 0 'predicted' -- plan 405b.yaml "${h200[@]}" memory.host=6TB memory.gradient_dtype=bf16
 expect 1 'No setting but a larger memory.host' -- plan 405b.yaml "${h200[@]}" memory.host=3TB
+# Many micro-batches in little device memory are several groups, whose gradients are summed somewhere.
+printf 'model: %s/arch/qwen/models/qwen2.5-7b.yaml\ndata: { max_seq_len: 1024 }\n' "$source_root" >7b.yaml
+small_gpu=("${h200[@]}" memory.gpu=10GiB train.gradient_accumulation_steps=32)
+expect 1 'It fits with at most 16 micro-batches a step (train.gradient_accumulation_steps) and train.max_grad_norm: 0' \
+    -- plan 7b.yaml "${small_gpu[@]}"
+expect 1 'It fits with at most 16 micro-batches a step' -- plan 7b.yaml "${small_gpu[@]}" train.max_grad_norm=0
+expect 0 'predicted' -- plan 7b.yaml "${small_gpu[@]}" train.max_grad_norm=0 train.gradient_accumulation_steps=16
 # shellcheck disable=SC2016
 expect 1 'more memory is needed; `megatrain plan --profile FILE`' -- plan 405b.yaml device=cpu
 expect 1 "unknown key 'fils'" -- plan 405b.yaml "${h200[@]}" memory.host=8TB data.fils=text.txt
