@@ -215,13 +215,23 @@ static void hold_line(metrics *m)
     m->n_line = 0;
 }
 
-/* A file that was removed, with its folder or alone, is written to for nothing: goes on in a new
- * one. Of one that another program has cut, the end is where it is now: zeros would fill the gap.
- * False with errno: there is none. */
+/* Is the open file still the one that its path names? Where that cannot be told it is. */
+static bool is_in_place(const metrics *m, const struct stat *held)
+{
+    struct stat named;
+    if (stat(m->path, &named) != 0)
+        return errno != ENOENT && errno != ENOTDIR;
+    return named.st_dev == held->st_dev && named.st_ino == held->st_ino;
+}
+
+/* A file that was removed or moved, with its folder or alone, or replaced, as editors do, is
+ * written to for nothing: goes on in the one that is there, or a new one. Of one that another
+ * program has cut, the end is where it is now: zeros would fill the gap. False with errno: there is
+ * none. */
 static bool find_file(metrics *m)
 {
     struct stat st;
-    if (fstat(m->fd, &st) == 0 && st.st_nlink > 0) {
+    if (fstat(m->fd, &st) == 0 && is_in_place(m, &st)) {
         if (st.st_size < m->end) {
             log_write(MT_LOG_WARNING, "%s: was cut by another program, and goes on there", m->path);
             m->end = st.st_size;
@@ -229,15 +239,19 @@ static bool find_file(metrics *m)
         return true;
     }
     int fd = open_locked(m->path);
-    if (fd < 0) {
-        errno = errno == EWOULDBLOCK ? EBUSY : errno;
+    off_t end = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
+    if (end < 0) {
+        int error = errno == EWOULDBLOCK ? EBUSY : errno;
+        if (fd >= 0)
+            close(fd);
+        errno = error;
         return false;
     }
-    log_write(MT_LOG_WARNING, "%s: was removed, and begins anew with the lines that come now",
+    log_write(MT_LOG_WARNING, "%s: is another file than it was, and has the lines that come now",
               m->path);
     close(m->fd);
     m->fd = fd;
-    m->end = 0;
+    m->end = end;
     return true;
 }
 

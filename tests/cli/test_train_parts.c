@@ -444,6 +444,29 @@ static void metrics_wait_for_a_disk(void)
     check_lines(metrics_path, 1, 5);
 }
 
+/* What another program puts in the file's place is gone on with, and not written over; what it
+ * moves away stays as it is. */
+static void metrics_are_replaced(void)
+{
+    metrics *m = NULL;
+    bool has_eval = false;
+    char aside[80];
+    snprintf(aside, sizeof aside, "%s.aside", metrics_path);
+    CHECK(metrics_open(metrics_path, &m) == MT_OK, "%s", status_text());
+    CHECK(metrics_cut(m, NULL, &has_eval) == MT_OK, "%s", status_text());
+    write_evaluations(m, 1, 2);
+    put_file(aside, slurp(metrics_path));
+    CHECK(rename(aside, metrics_path) == 0);
+    write_evaluations(m, 3, 4);
+    check_lines(metrics_path, 1, 4);
+    CHECK(rename(metrics_path, aside) == 0);
+    write_evaluations(m, 5, 6);
+    check_lines(aside, 1, 4);
+    check_lines(metrics_path, 5, 6);
+    metrics_close(m);
+    CHECK(unlink(aside) == 0);
+}
+
 /* What waits is bounded: then the lines that come last are lost. */
 static void metrics_wait_in_little_memory(void)
 {
@@ -594,6 +617,7 @@ int main(void)
     RUN(metrics_that_cannot_be_locked);
     RUN(metrics_lines_are_json);
     RUN(metrics_wait_for_a_disk);
+    RUN(metrics_are_replaced);
     RUN(metrics_wait_in_little_memory);
     RUN(metrics_begin_anew_where_they_were_removed);
     RUN(a_signal_repeated_at_once_is_the_same);
