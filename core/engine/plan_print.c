@@ -210,4 +210,10 @@ void plan_print(const plan *p, bool brief, void (*line)(void *arg, const char *t
     if (p->determinism_seconds > 0.001 * p->compute_seconds)
         put(&out, "  of compute, results that repeat bit for bit cost %s (deterministic: false)",
             duration(p->determinism_seconds, a, sizeof a));
+    double busy = p->seconds > 0 ? p->compute_seconds / p->seconds : 1;
+    if (r->training && busy < 0.25)
+        put(&out,
+            "  compute works %.0f%% of a step: more tokens a step cost little "
+            "(train.gradient_accumulation_steps)",
+            100 * busy);
 }

@@ -245,6 +245,10 @@ expect 1 'It fits with at most 16 micro-batches a step (train.gradient_accumulat
     -- plan 7b.yaml "${small_gpu[@]}"
 expect 1 'It fits with at most 16 micro-batches a step' -- plan 7b.yaml "${small_gpu[@]}" train.max_grad_norm=0
 expect 0 'predicted' -- plan 7b.yaml "${small_gpu[@]}" train.max_grad_norm=0 train.gradient_accumulation_steps=16
+expect 0 'compute works 4% of a step: more tokens a step cost little (train.gradient_accumulation_steps)' \
+    -- plan 7b.yaml "${h200[@]}"
+expect 0 'bound by compute' -- plan 7b.yaml "${h200[@]}" train.gradient_accumulation_steps=64
+check 'compute has enough' bash -c '! grep -q "compute works" out'
 # shellcheck disable=SC2016
 expect 1 'more memory is needed; `megatrain plan --profile FILE`' -- plan 405b.yaml device=cpu
 expect 1 "unknown key 'fils'" -- plan 405b.yaml "${h200[@]}" memory.host=8TB data.fils=text.txt
