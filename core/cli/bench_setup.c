@@ -101,7 +101,7 @@ static int check_counts(const cli_command *self, int64_t steps, int64_t document
 {
     if (steps < 1 || steps > 100000)
         return cli_usage(self, "--steps must be from 1 to 100000, not %lld", (long long)steps);
-    if (document != 0 && (document < 2 || document > 1 << 30))
+    if (document != INT64_MIN && (document < 2 || document > 1 << 30))
         return cli_usage(self, "--document must be at least 2 tokens, not %lld",
                          (long long)document);
     return CLI_GO_ON;
@@ -115,7 +115,11 @@ int bench_parse(const cli_command *self, const cli_option *options, int argc, ch
         rc = check_words(self, argv, *ret_words, keys);
     if (rc == CLI_GO_ON)
         rc = parse_sizes(self, r->tokens, &r->sizes);
-    return rc == CLI_GO_ON ? check_counts(self, r->steps, r->document) : rc;
+    if (rc == CLI_GO_ON)
+        rc = check_counts(self, r->steps, r->document);
+    if (r->document == INT64_MIN)
+        r->document = 0;
+    return rc;
 }
 
 mt_status bench_read_words(char **words, int n, int64_t document, const char *fixed,

@@ -24,14 +24,14 @@ typedef struct bench_sizes {
 typedef struct bench_request {
     const char *tokens; /* as given */
     bench_sizes sizes;
-    int64_t steps, document; /* document 0: not given */
+    int64_t steps, document; /* document 0: not given, once they are read */
     const char *json;        /* NULL: no file */
     cli_list dirs;
 } bench_request;
 
 #define BENCH_DEFAULTS                                                                             \
     {                                                                                              \
-        .tokens = "8k,32k", .steps = 3                                                             \
+        .tokens = "8k,32k", .steps = 3, .document = INT64_MIN                                      \
     }
 
 /* Entries of the option table. */

@@ -58,6 +58,8 @@ expect 2 "'max_steps' is no override" -- "${small[@]}" max_steps
 expect 2 'which model?' -- bench step
 expect 2 '--steps must be' -- "${small[@]}" --steps 0
 expect 2 '--document must be' -- bench step model.yaml --document 1
+expect 2 '--document must be at least 2 tokens, not 0' -- bench step model.yaml --document 0
+expect 2 '--document must be at least 2 tokens, not 0' -- bench unit model.yaml --document 0
 expect 2 "unknown 'stp'; did you mean 'step'?" -- bench stp
 expect 0 'documents of 128 random tokens' -- bench step model.yaml device=cpu --steps 1 --tokens 256
 expect 1 'max_position_embeddings, 128' -- bench step model.yaml device=cpu --document 256
