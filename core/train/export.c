@@ -551,7 +551,9 @@ static mt_status fill(const model_source *source, const model *m, const mt_weigh
 static mt_status open_temp(const char *temp, int *ret_lock)
 {
     for (;;) {
-        mt_status status = files_make_folders(temp);
+        mt_status status = check_no_link(temp);
+        if (!status)
+            status = files_make_folders(temp);
         if (status)
             return status;
         int fd = open(temp, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -146,6 +146,11 @@ ln -s nowhere dangling
 for link in link link/ dangling; do
     expect 1 "${link%/}: is a symbolic link" -- export tied -o $link
 done
+mkdir mine && : >mine/own
+ln -s mine x.tmp-export
+expect 1 'x.tmp-export: is a symbolic link' -- export tied -o x
+check 'what a link leads to stays as it is' test "$(ls mine)" = own -a ! -e x
+rm x.tmp-export
 check 'links stay' test -L link -a -L dangling -a ! -e link.tmp-export
 mkdir empty
 for dot in empty/. empty/../empty/./; do
