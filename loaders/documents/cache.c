@@ -188,7 +188,8 @@ static FILE *open_scratch(const char *folder)
 static FILE *open_part(cache_writer *w)
 {
     snprintf(w->part, sizeof w->part, "%.*s.part", PATH_SIZE - 6, w->path);
-    FILE *f = fopen(w->part, "w+e");
+    unlink(w->part); /* what a killed process left, or a link that would be written through */
+    FILE *f = fopen(w->part, "w+xe");
     if (!f)
         w->part[0] = '\0';
     return f;

@@ -164,6 +164,10 @@ exec 9>&-
 wait $!
 check 'a signal before the first step: exit code 75' test $? = 75
 check 'a signal before the first step: says so' grep -q 'stopped before the first step' out
+echo mine >own.txt
+ln -s "$PWD/own.txt" "$caches/$key.part"
+expect 0 -- plan run.yaml data.files=new.txt data.datasets=null
+check 'a link in the place of a cache is not written through' test "$(cat own.txt)" = mine -a ! -L "$caches/$key"
 mv made "$caches/$key"
 expect 0 'removed' -- cache clean --all
 check 'everything is gone but what is not of this kind' test "$(ls "$caches")" = mine.txt
