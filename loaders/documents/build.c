@@ -223,6 +223,17 @@ static void explain(builder *b, batch *k, item *i, char *reason)
     token_list_finish(&tokens);
 }
 
+/* The name of the format of a record that is well-formed in another one than all are read as;
+ * NULL: it is not. */
+static const char *other_format(const builder *b, const batch *k, const item *i)
+{
+    char text[REASON_SIZE];
+    json_t *root = i->json ? record_parse(k->text + i->at, i->n, text) : NULL;
+    doc_format f = root ? record_detect(&b->shape, root, text, sizeof text) : FORMAT_AUTO;
+    json_decref(root);
+    return f == FORMAT_AUTO || f == b->shape.format ? NULL : doc_format_names[f];
+}
+
 /* Stops at a malformed record, or counts it and goes on. */
 static mt_status meet_error(builder *b, batch *k, item *i, bool first)
 {
@@ -237,6 +248,12 @@ static mt_status meet_error(builder *b, batch *k, item *i, bool first)
     }
     if (i->status != MT_ERR_FORMAT)
         return mt_fail(i->status, "%s:%lld: %s", path, (long long)i->line, reason);
+    const char *other = o->skip_errors ? NULL : other_format(b, k, i);
+    if (other)
+        return mt_fail(MT_ERR_FORMAT,
+                       "%s:%lld: %s; the record is of the format %s, but the files are read as %s: "
+                       "give those of each format an entry of their own in data.datasets",
+                       path, (long long)i->line, reason, other, doc_format_names[b->shape.format]);
     if (!o->skip_errors)
         return mt_fail(MT_ERR_FORMAT,
                        "%s:%lld: %s; correct the record, or leave such ones out with "

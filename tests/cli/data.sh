@@ -61,6 +61,9 @@ expect 1 'no chat format' -- plan run.yaml data.chat_format=none
 
 sed '7s/"content": "[^"]*"/"content": 7/; 21s/assistant/narrator/' chat.jsonl >bad.jsonl
 expect 1 "bad.jsonl:7: 'content' of a turn is a number" 'data.on_error: skip' -- plan run.yaml data.files=bad.jsonl
+echo '{"conversations": [{"from": "human", "value": "Hi."}, {"from": "gpt", "value": "Ho."}]}' >other.jsonl
+expect 1 "other.jsonl:1: 'messages' is " 'is of the format sharegpt, but the files are read as messages' \
+    'data.datasets' -- plan run.yaml data.files='[chat.jsonl, other.jsonl]'
 expect 0 'bad.jsonl:7: skipped: ' "bad.jsonl:21: skipped: a turn of 'narrator'" \
     'malformed records, skipped: 2' 'messages: 38 samples' -- plan run.yaml data.files=bad.jsonl data.on_error=skip
 
