@@ -17,10 +17,15 @@
 
 /* ---- device ---------------------------------------------------------------------------------- */
 
-static mt_status find_backend(const char *kind, const mt_backend **ret)
+static mt_status find_backend(const char *kind, bool asked_for, const mt_backend **ret)
 {
     const void *table = NULL;
     mt_status st = registry_find(PLUGIN_BACKEND, kind, MT_BACKEND_INTERFACE, &table, NULL);
+    if (st == MT_ERR_NOT_FOUND && asked_for)
+        status_set(st,
+                   "%s (a backend is built where its compiler and libraries are found: see what "
+                   "`meson setup` says of them)",
+                   status_text());
     if (st == MT_OK)
         st = ((const mt_backend *)table)->probe();
     if (st == MT_OK)
@@ -65,13 +70,13 @@ static mt_status find_device(session *s, const char *kind)
             MT_ERR_INVALID,
             "device 'gpu': a device is called as its backend is; did you mean 'cuda'?");
     if (strcmp(kind, "auto") != 0) {
-        mt_status st = find_backend(kind, &s->backend);
+        mt_status st = find_backend(kind, true, &s->backend);
         return st == MT_OK ? st : status_prefix(st, "device '%s'", kind);
     }
-    if (find_backend("cuda", &s->backend) == MT_OK)
+    if (find_backend("cuda", false, &s->backend) == MT_OK)
         return MT_OK;
     log_write(MT_LOG_INFO, "device: cpu (no cuda: %s)", status_text());
-    mt_status st = find_backend("cpu", &s->backend);
+    mt_status st = find_backend("cpu", false, &s->backend);
     return st == MT_OK ? st : status_prefix(st, "device 'cpu'");
 }
 
@@ -83,11 +88,11 @@ static mt_status find_stand_in(session *s, const char *kind)
     if (strcmp(kind, "auto") != 0 && strcmp(kind, h->kind) != 0)
         return status_set(MT_ERR_INVALID, "device '%s': the profile is of a device '%s'", kind,
                           h->kind);
-    if (find_backend(h->kind, &s->backend) == MT_OK)
+    if (find_backend(h->kind, false, &s->backend) == MT_OK)
         return MT_OK;
     log_write(MT_LOG_INFO, "no device '%s' here: workspaces are planned as the CPU needs them",
               h->kind);
-    mt_status st = find_backend("cpu", &s->backend);
+    mt_status st = find_backend("cpu", false, &s->backend);
     return st == MT_OK ? st : status_prefix(st, "device 'cpu'");
 }
 

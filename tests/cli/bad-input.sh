@@ -232,7 +232,9 @@ for layers in 0 0.5 all true; do
     sed -i "s/only_layers: .*/only_layers: $layers/" dense.yaml
     expect 1 "dense.yaml:3:" "'mlp_only_layers' must be a list of layers" -- inspect dense.yaml
 done
+expect 1 "no plugin provides backend 'tpu'" 'a backend is built where' -- train run.yaml device=tpu
 expect 1 "device 'gpu'" "did you mean 'cuda'?" -- train run.yaml device=gpu
+expect 1 "no plugin provides backend 'tpu'" 'a backend is built where' -- train run.yaml device=tpu
 expect 1 "device 'gpu'" "did you mean 'cuda'?" -- generate model.yaml --init random --device gpu
 expect 1 "did you mean 'learning_rate_scale'?" -- train run.yaml 'optimizer.groups=[{pattern: "*", lr_scale: 2}]'
 expect 1 "did you mean 'learning_rate'?" -- train run.yaml 'optimizer.groups=[{pattern: "*", lr: 2}]'
