@@ -224,10 +224,12 @@ mt_status tokenize_write_bin(const tokenize_tools *t, const tokenize_bin *o, con
     mt_status st = find_end(&w);
     if (st != MT_OK)
         return st;
-    if (asprintf(&partial, "%s.partial", o->path) < 0)
+    /* Another process may be writing the same. */
+    if (asprintf(&partial, "%s.partial-%ld", o->path, (long)getpid()) < 0)
         return status_nomem("a path", strlen(o->path));
     leftover_keep(partial, NULL);
-    if (!(w.file = fopen(partial, "wb")))
+    unlink(partial);
+    if (!(w.file = fopen(partial, "wbx")))
         st = failed(&w, "create it");
     if (st == MT_OK)
         st = write_file(&w, text, n);
