@@ -325,7 +325,7 @@ void layout_make(const plan *p, const mt_backend *backend, void *device, layout 
     lay_out_values(p, &l);
 
     l.stream_elems = layout_align(l.tokens * 4) / 4;
-    l.streams = p->device_sums ? 5 : 4;
+    l.streams = p->device_sums ? STREAM_GRAD_ROWS + 1 : STREAM_GRAD_ROWS;
     l.micro_elems = l.streams * l.stream_elems + layout_align((l.documents + 1) * 4) / 4;
     l.bytes[LAYOUT_BATCH] = LAYOUT_SETS * p->group_batches * l.micro_elems * 4;
     l.bytes[LAYOUT_HOST_BATCH] = l.bytes[LAYOUT_BATCH];

@@ -23,6 +23,15 @@ enum {
     LAYOUT_MIN_EVENTS = 1 << 15
 };
 
+/* What a micro-batch has of every token, an int32 each. */
+enum {
+    STREAM_IDS,
+    STREAM_ROWS,
+    STREAM_TARGETS,
+    STREAM_POSITIONS,
+    STREAM_GRAD_ROWS /* where gradients have other rows: in sums of several groups on the device */
+};
+
 typedef enum layout_region {
     /* device */
     LAYOUT_WEIGHTS,
@@ -81,9 +90,9 @@ typedef struct layout {
     int64_t activation_stride; /* inference: bytes of one micro-batch's boundary values */
     int64_t value_stride;      /* bytes of one boundary gradient */
     int64_t n_values;          /* boundary gradients */
-    int64_t micro_elems;   /* int32 of a micro-batch: arrays by token, and the documents' starts */
-    int64_t stream_elems;  /* of each of the arrays: ids, rows, targets, positions, */
-    int64_t streams;       /* and the rows of gradients where they are others */
+    int64_t micro_elems;       /* int32 of a micro-batch: its streams, and the documents' starts */
+    int64_t stream_elems;      /* of each of them */
+    int64_t streams;
     int64_t trained_elems; /* of all parameters that are updated */
     int64_t n_slabs, slab_elems;
     int64_t block_elems; /* of a worker's block: the most that one call of the optimizer gets */

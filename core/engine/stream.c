@@ -19,7 +19,7 @@ static void mark_rows(engine *e, const micro_batch *mb)
 }
 
 /* Lists the token ids that are marked, ascending, and writes every token's place in that list into
- * array `stream` of the set's batches. Nothing is marked any more. Returns how many there are. */
+ * that stream of the set's batches. Nothing is marked any more. Returns how many there are. */
 static int64_t list_rows(engine *e, group_set *s, int32_t *rows, int64_t stream)
 {
     int32_t *row_of = e->row_of;
@@ -43,12 +43,12 @@ static void index_rows(engine *e, group_set *s)
 {
     for (int64_t b = 0; b < s->range.n; b++)
         mark_rows(e, s->micro[b]);
-    s->n_rows = s->n_grad_rows = list_rows(e, s, s->rows, 1);
+    s->n_rows = s->n_grad_rows = list_rows(e, s, s->rows, STREAM_ROWS);
     if (!e->p->device_sums || !e->step.seq.backward)
         return;
     for (int64_t b = 0; b < e->step.batch->n; b++)
         mark_rows(e, &e->step.batch->micro[b]);
-    s->n_grad_rows = list_rows(e, s, s->grad_rows, 4);
+    s->n_grad_rows = list_rows(e, s, s->grad_rows, STREAM_GRAD_ROWS);
 }
 
 /* Packs the rows in use of every gathered table. The workers do it: it is the one copy of weights
@@ -93,12 +93,12 @@ void stream_prepare(engine *e, const micro_batch *const *micro, micro_range rang
         const micro_batch *mb = s->micro[b] = micro[b];
         int32_t *to = s->host + b * e->l.micro_elems;
         size_t bytes = (size_t)mb->tokens * 4;
-        memcpy(to, mb->ids, bytes);
+        memcpy(to + STREAM_IDS * stream, mb->ids, bytes);
         if (with_targets)
-            memcpy(to + 2 * stream, mb->targets, bytes);
+            memcpy(to + STREAM_TARGETS * stream, mb->targets, bytes);
         else
-            memset(to + 2 * stream, 0xff, bytes);
-        memcpy(to + 3 * stream, mb->positions, bytes);
+            memset(to + STREAM_TARGETS * stream, 0xff, bytes);
+        memcpy(to + STREAM_POSITIONS * stream, mb->positions, bytes);
         memcpy(to + e->l.streams * stream, mb->doc_starts, (size_t)(mb->documents + 1) * 4);
     }
     if (e->row_of) {
@@ -126,17 +126,18 @@ void stream_batch(const engine *e, const group_set *s, int64_t i, mt_batch *ret)
     *ret = (mt_batch){ .tokens = mb->tokens,
                        .documents = mb->documents,
                        .max_document = mb->max_document,
-                       .ids = dev,
-                       .rows = dev + stream,
-                       .targets = dev + 2 * stream,
-                       .positions = dev + 3 * stream,
+                       .ids = dev + STREAM_IDS * stream,
+                       .rows = dev + STREAM_ROWS * stream,
+                       .targets = dev + STREAM_TARGETS * stream,
+                       .positions = dev + STREAM_POSITIONS * stream,
                        .doc_starts = dev + e->l.streams * stream,
                        .host_doc_starts = host + e->l.streams * stream };
 }
 
 const int32_t *stream_grad_rows(const engine *e, const group_set *s, int64_t i)
 {
-    return e->p->device_sums ? s->dev + i * e->l.micro_elems + 4 * e->l.stream_elems : NULL;
+    const int32_t *dev = s->dev + i * e->l.micro_elems;
+    return e->p->device_sums ? dev + STREAM_GRAD_ROWS * e->l.stream_elems : NULL;
 }
 
 /* ---- the order of compute -------------------------------------------------------------------- */
