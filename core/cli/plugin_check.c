@@ -18,7 +18,10 @@
 
 typedef struct check {
     const char *path;
-    const char *section; /* of the manifest, for tests with hyper-parameters */
+    /* For check_section: a section of the manifest, and what is done with it and the plugin's table
+     * for that interface. */
+    const char *section, *interface;
+    mt_status (*test)(const void *table, const mt_config *keys);
 } check;
 
 typedef mt_status (*check_fn)(const check *c);
@@ -117,61 +120,44 @@ static mt_status same_model(const model *a, const model *b)
     return MT_OK;
 }
 
-static mt_status open_section(const check *c, const char *interface, config **ret_manifest,
-                              const void **ret_table, const mt_config **ret_keys)
+/* Runs the test that c names, on the plugin's table and a section of its manifest. */
+static mt_status check_section(const check *c)
 {
     const plugin_record *r = NULL;
+    config *manifest = NULL;
     mt_status st = registry_load_file(c->path, &r);
     if (st == MT_OK)
-        st = config_read_yaml(r->manifest_path, ret_manifest);
+        st = config_read_yaml(r->manifest_path, &manifest);
     if (st != MT_OK)
         return st;
-    *ret_table = registry_interface(r, interface);
-    *ret_keys = config_section(*ret_manifest, c->section);
-    return *ret_keys ? MT_OK : status_nomem("a section of the manifest", sizeof(mt_config));
+    const mt_config *keys = config_section(manifest, c->section);
+    st = keys ? c->test(registry_interface(r, c->interface), keys)
+              : status_nomem("a section of the manifest", sizeof *keys);
+    config_destroy(manifest);
+    return st;
 }
 
-static mt_status check_configure(const check *c)
+static mt_status configure_twice(const void *arch, const mt_config *hyper)
 {
-    config *manifest = NULL;
-    const void *arch = NULL;
-    const mt_config *hyper = NULL;
     model *a = NULL, *b = NULL;
-    mt_status st = open_section(c, MT_ARCH_INTERFACE, &manifest, &arch, &hyper);
-    if (st == MT_OK)
-        st = model_create(arch, hyper, &a);
+    mt_status st = model_create(arch, hyper, &a);
     if (st == MT_OK)
         st = model_create(arch, hyper, &b);
     if (st == MT_OK)
         st = same_model(a, b);
     model_destroy(b);
     model_destroy(a);
-    config_destroy(manifest);
     return st;
 }
 
-static mt_status check_gradients(const check *c)
+static mt_status derive_gradients(const void *arch, const mt_config *hyper)
 {
-    config *manifest = NULL;
-    const void *arch = NULL;
-    const mt_config *hyper = NULL;
-    mt_status st = open_section(c, MT_ARCH_INTERFACE, &manifest, &arch, &hyper);
-    if (st == MT_OK)
-        st = plugin_check_gradients(arch, hyper);
-    config_destroy(manifest);
-    return st;
+    return plugin_check_gradients(arch, hyper);
 }
 
-static mt_status check_updates(const check *c)
+static mt_status update_tensors(const void *optim, const mt_config *keys)
 {
-    config *manifest = NULL;
-    const void *optim = NULL;
-    const mt_config *keys = NULL;
-    mt_status st = open_section(c, MT_OPTIM_INTERFACE, &manifest, &optim, &keys);
-    if (st == MT_OK)
-        st = plugin_check_updates(optim, keys);
-    config_destroy(manifest);
-    return st;
+    return plugin_check_updates(optim, keys);
 }
 
 static bool check_arch(const plugin_record *r, unsigned timeout)
@@ -191,11 +177,12 @@ static bool check_arch(const plugin_record *r, unsigned timeout)
     for (int64_t i = 0; i < n; i++) {
         char section[32], name[64];
         snprintf(section, sizeof section, "check.%lld", (long long)i);
-        const check c = { r->path, section };
+        check c = { r->path, section, MT_ARCH_INTERFACE, configure_twice };
         snprintf(name, sizeof name, "%s: configure twice", section);
-        bool configured = run_test(name, check_configure, &c, timeout);
+        bool configured = run_test(name, check_section, &c, timeout);
+        c.test = derive_gradients;
         snprintf(name, sizeof name, "%s: gradients of every template", section);
-        good &= configured && run_test(name, check_gradients, &c, timeout);
+        good &= configured && run_test(name, check_section, &c, timeout);
     }
     config_destroy(manifest);
     return good;
@@ -216,7 +203,8 @@ static bool check_optim(const plugin_record *r, unsigned timeout)
         char section[32], name[64];
         snprintf(section, sizeof section, "check.%lld", (long long)i);
         snprintf(name, sizeof name, "%s: the same updates in ranges", n ? section : "defaults");
-        good &= run_test(name, check_updates, &(check){ r->path, section }, timeout);
+        const check c = { r->path, section, MT_OPTIM_INTERFACE, update_tensors };
+        good &= run_test(name, check_section, &c, timeout);
     }
     config_destroy(manifest);
     return good;
@@ -224,7 +212,7 @@ static bool check_optim(const plugin_record *r, unsigned timeout)
 
 bool plugin_check(const char *path, unsigned timeout)
 {
-    const check c = { path, NULL };
+    const check c = { .path = path };
     const plugin_record *r = NULL;
     bool good = run_test("load, manifest, handshake", check_load, &c, timeout);
     /* It loaded in a process of its own, so it is safe to load it here. */
