@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MAX_MICRO = 8192, MIN_MICRO = 1024 };
+enum { MIN_MICRO = 1024 };
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
@@ -239,7 +239,7 @@ static mt_status plan_micro(session *s, const run_manifest *run, int64_t tokens,
                                   (micro + document - 1) / document);
 }
 
-/* Of equally fast micro-batches, of up to MAX_MICRO tokens, the largest. */
+/* Of equally fast micro-batches, of up to SESSION_MOST_MICRO tokens, the largest. */
 mt_status bench_plan(session *s, const run_manifest *run, int64_t tokens, plan **ret)
 {
     const mt_config *train = config_section(run->config, "train");
@@ -248,7 +248,7 @@ mt_status bench_plan(session *s, const run_manifest *run, int64_t tokens, plan *
     int64_t micro = smallest;
     plan *best = NULL;
     mt_status st = MT_OK;
-    while (!chosen && 2 * micro <= MAX_MICRO && micro < tokens)
+    while (!chosen && 2 * micro <= SESSION_MOST_MICRO && micro < tokens)
         micro *= 2;
     for (;; micro /= 2) {
         st = plan_micro(s, run, tokens, micro);

@@ -36,14 +36,13 @@ static void print_plan(const session *s, const run_manifest *run)
  * up to as many tokens as `bench step` tries. Leaves another plan in s. */
 static void advise(session *s, const run_manifest *run)
 {
-    const int64_t most = 8192, n = run->gradient_accumulation_steps;
+    const int64_t n = run->gradient_accumulation_steps;
     const int64_t micro = run->micro_batch_size * run->max_seq_len;
     const double now = s->plan->seconds;
     double best = 0.97 * now;
     int64_t factor = 1;
-    for (int64_t k = 2; n % k == 0 && k * micro <= most; k *= 2) {
-        int64_t documents = run->packing == RUN_PACKING_NONE ? 1 : k * micro;
-        if (session_make_step_plan(s, run, k * micro, n / k, documents) < 0)
+    for (int64_t k = 2; n % k == 0 && k * micro <= SESSION_MOST_MICRO; k *= 2) {
+        if (session_make_larger_plan(s, run, k) < 0)
             break;
         if (s->plan->seconds < best * 0.99) {
             best = s->plan->seconds;

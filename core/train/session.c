@@ -253,17 +253,29 @@ static mt_status plan_run(session *s, const run_manifest *run, int64_t micro_tok
     return make_plan(s, &request);
 }
 
+/* The run's step in micro-batches `factor` times as large as the run has them. */
+static mt_status plan_step(session *s, const run_manifest *run, int64_t factor, bool training)
+{
+    int64_t micro = factor * run->micro_batch_size * run->max_seq_len;
+    return plan_run(s, run, micro, run->gradient_accumulation_steps / factor,
+                    run->packing == RUN_PACKING_NONE ? 1 : micro, training);
+}
+
 mt_status session_make_plan(session *s, const run_manifest *run, bool training)
 {
     const mt_config *c = config_section(run->config, "memory");
-    int64_t documents =
-        run->packing == RUN_PACKING_NONE ? 1 : run->micro_batch_size * run->max_seq_len;
     if (run->groups > run->gradient_accumulation_steps)
         return c->reject(c, "groups", "is %lld; expected 1 to the %lld micro-batch%s of a step",
                          (long long)run->groups, (long long)run->gradient_accumulation_steps,
                          run->gradient_accumulation_steps == 1 ? "" : "es");
-    return plan_run(s, run, run->micro_batch_size * run->max_seq_len,
-                    run->gradient_accumulation_steps, documents, training);
+    return plan_step(s, run, 1, training);
+}
+
+mt_status session_make_larger_plan(session *s, const run_manifest *run, int64_t factor)
+{
+    plan_destroy(s->plan);
+    s->plan = NULL;
+    return plan_step(s, run, factor, true);
 }
 
 mt_status session_make_step_plan(session *s, const run_manifest *run, int64_t micro_tokens,

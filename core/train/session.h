@@ -145,6 +145,13 @@ mt_status session_open_validation(const session *s, const run_manifest *run, dat
 /* What a run asks of the plan; needs device, model, data, and for training the optimizer. */
 mt_status session_make_plan(session *s, const run_manifest *run, bool training);
 
+/* Tokens up to which micro-batches are tried that are larger than a run asks for. */
+enum { SESSION_MOST_MICRO = 8192 };
+
+/* The same for training on micro-batches `factor` times as large, which divides how many there are.
+ * A plan that is there is destroyed. */
+mt_status session_make_larger_plan(session *s, const run_manifest *run, int64_t factor);
+
 /* The same for training on steps of micro_batches x micro_tokens tokens in at most micro_documents
  * documents a micro-batch, whatever the run says about them. A plan that is there is destroyed.
  * Needs device, model, optimizer. */
