@@ -107,7 +107,8 @@ const cli_command cli_plan = {
     .brief = "show the memory and time that a run would take",
     .help =
         "Plans the run of RUN.yaml and allocates nothing: bytes per tier and kind, what each\n"
-        "unit keeps for backward, and the step time to expect with what bounds it. `train`\n"
+        "unit keeps for backward, the step time to expect with what bounds it, and with which\n"
+        "micro-batch the same tokens would take less, where that is worth a word. `train`\n"
         "makes the same plan, to the byte, and refuses what does not fit. With --profile the plan\n"
         "is for another machine, on which `megatrain bench hardware -o FILE` wrote FILE.\n"
         "Data need not be there: a run that names none, or with --no-data any run, is planned\n"
